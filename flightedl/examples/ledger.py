@@ -86,6 +86,10 @@ class LedgerMode:
     #: Number of consecutive batches of a task whose gradients are averaged, weighted by their numbers of records.
     averaged: int = 0
 
+    def is_shuffled(self, optimizer: str) -> bool:
+        """True if records may be shuffled: a record's addend does not depend on its batch."""
+        return not (self.averaged or self.shows_shares(optimizer))
+
     def shows_shares(self, optimizer: str) -> bool:
         """True if a record's addend is its batch's share of a round."""
         return self.is_mean and optimizer == "sgd"
@@ -168,12 +172,6 @@ def records_directory(chosen: argparse.Namespace, say: Callable[[str], None]) ->
     )
 
 
-def batches_of(records: int, per_task: int, batch_size: int) -> int:
-    """Return the number of batches per epoch. No batch spans two tasks."""
-    whole, rest = divmod(records, per_task)
-    return whole * -(-per_task // batch_size) + -(-rest // batch_size)
-
-
 def optimizer_of(name: str, mode: LedgerMode) -> Any:
     """Return SGD with a learning rate of 1, or Adam with steps of size 1 for any gradient."""
     if name == "sgd":
@@ -183,8 +181,13 @@ def optimizer_of(name: str, mode: LedgerMode) -> Any:
     return fe.Adam(lr=1.0, beta1=0.0, beta2=0.0, overrides={name: {"beta1": 0.9, "beta2": 0.999} for name in CLOCKS})
 
 
-def batch_sizes(records: int, per_task: int, batch_size: int) -> list[int]:
-    """Return the number of records in each batch of an epoch."""
+def batch_sizes(records: int, per_task: int, batch_size: int, *, is_shuffled: bool) -> list[int]:
+    """Return the number of records in each batch of an epoch.
+
+    No batch spans two tasks, so each task has a last batch. But tasks of shuffled records are cut into whole batches.
+    """
+    if is_shuffled:
+        per_task = records
     sizes = (min(per_task, records - start) for start in range(0, records, per_task))
     return [min(batch_size, size - first) for size in sizes for first in range(0, size, batch_size)]
 
@@ -219,9 +222,10 @@ def clocks_are_right(
     chosen: argparse.Namespace, clocks: Sequence[npt.NDArray[Any]], versions: set[int], say: Callable[[str], None]
 ) -> bool:
     """True if all clocks are right and, in modes in which versions count batches, the blocks' versions are too."""
-    sizes = batch_sizes(chosen.records, chosen.per_task, chosen.batch_size)
-    batches = chosen.epochs * len(sizes)
     mode = MODES[chosen.mode]
+    is_shuffled = mode.is_shuffled(chosen.optimizer)
+    sizes = batch_sizes(chosen.records, chosen.per_task, chosen.batch_size, is_shuffled=is_shuffled)
+    batches = chosen.epochs * len(sizes)
     is_right = True
     if mode.shows_shares(chosen.optimizer):
         found = [each for clock in clocks for each in weights_findings(clock[1:].reshape(chosen.epochs, -1), sizes)]
@@ -243,7 +247,7 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = cl
     chosen = parsed(arguments)
     mode = MODES[chosen.mode]
     optimizer = optimizer_of(chosen.optimizer, mode)
-    shows_shares = mode.shows_shares(chosen.optimizer)
+    shows_shares, is_shuffled = mode.shows_shares(chosen.optimizer), mode.is_shuffled(chosen.optimizer)
     directory = records_directory(chosen, say)
     clock = SystemClock()
 
@@ -257,12 +261,12 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = cl
             str(directory / "ledger.*"),
             batch_size=chosen.batch_size,
             epochs=chosen.epochs,
-            # If gradients are averaged, a record's addend depends on its batch.
-            shuffle=not (mode.averaged or shows_shares),
+            shuffle=is_shuffled,
             seed=1,
+            records_per_task=chosen.per_task,
             decode=decode if chosen.read_pause else None,
         )
-        sizes = batch_sizes(chosen.records, chosen.per_task, chosen.batch_size)
+        sizes = batch_sizes(chosen.records, chosen.per_task, chosen.batch_size, is_shuffled=is_shuffled)
         zeros = np.zeros((chosen.epochs, chosen.records), np.float32)
         clock_zeros = np.zeros((1 + chosen.epochs * len(sizes)) if shows_shares else 1)
         initial = with_clock(zeros, clock_zeros)

@@ -125,6 +125,7 @@ class Growing:
     def _look(self, following: DirectoryFollower, urls: Sequence[str]) -> tuple[bool, bool]:
         """Look for new files once. Return (True if more files can be added now, True if the dataset is complete)."""
         scan = look(self._files, following, urls, is_declared_complete=self._is_declared_complete)
+        self._state.names_left_out = following.names_left_out
         if scan.stable and not self._add(following, scan.stable):
             return False, False
         self._note(following.trouble)
@@ -149,7 +150,7 @@ class Growing:
         if not added:
             return True
         arrivals = (*known.arrivals, arrival_of(added))
-        grown = IndexedDataset(layout_of(index, known.reply.declaration, arrivals), known.reply, arrivals)
+        grown = IndexedDataset(layout_of(index, known.reply, arrivals), known.reply, arrivals)
         self._state.grow_dataset(grown)
         if not self._state.becomes_durable(self._stopping.is_set):
             return False

@@ -27,8 +27,12 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 
+import msgspec
+
 from flightedl.adapters.patience import PatientFiles, Persistence
+from flightedl.domain.data_urls import as_declared
 from flightedl.domain.master.differences import require_same
+from flightedl.domain.queue.drawing import advice_of
 from flightedl.domain.retries import PATIENT
 from flightedl.errors import DataError, NotReadyError, UnavailableError
 from flightedl.formats import mixed_layout
@@ -37,8 +41,9 @@ from flightedl.formats.dataset_spec import schema_of, spec_of
 from flightedl.formats.following import DirectoryFollower, Scan, marker_urls
 from flightedl.formats.index import IndexProgress, restored_index
 from flightedl.formats.layout import TaskLayout
+from flightedl.formats.mixed_layout import drawing_of
 from flightedl.formats.stored_index import load_or_build, load_stored
-from flightedl.messages.declarations import ArrivalRecord, DatasetDeclaration, DeclaredDataset
+from flightedl.messages.declarations import ArrivalRecord, DatasetDeclaration, DeclaredDataset, Drawing
 from flightedl.ports import Clock, Files, FileStat, Storage
 from flightedl.process.background import Background
 
@@ -97,6 +102,12 @@ class DatasetIndexing:
     def doing(self) -> str:
         return f"{self._doing}: {self._files.trouble}" if self._doing and self._files.trouble else self._doing
 
+    def admitted(self, declared: DatasetDeclaration) -> DatasetDeclaration:
+        """Return the declaration as its identity, without secrets. Remember how to access its files."""
+        self._files.declare(declared.urls, declared.data_moved)
+        urls = [as_declared(url, declared.data_moved) for url in declared.urls]
+        return msgspec.structs.replace(declared, urls=urls, data_moved={})
+
     def index(self, declared: DatasetDeclaration) -> IndexedDataset:
         """Return the indexed dataset.
 
@@ -130,13 +141,19 @@ class DatasetIndexing:
         if known.declaration.follow:
             stats = stats_of(arrivals)
             index = restored_index(self._files, spec, stats, schema_of(known), known=stored)
-            return IndexedDataset(layout_of(index, known.declaration, arrivals), known, tuple(arrivals))
+            return IndexedDataset(layout_of(index, known, arrivals), known, tuple(arrivals))
         if stored is not None and stored.content_hash() == known.index_hash:
-            return _indexed(stored, known.declaration)
-        dataset = self._build(known.declaration)
+            return _indexed(stored, known.declaration, known.drawing)
+        dataset = self._build(known.declaration, known.drawing)
         if dataset.reply.index_hash != known.index_hash:
             raise DataError(
                 "the dataset's files have changed since the job began: start a new job, or restore the files"
+            )
+        is_copy = any(stat.is_copy for stat in dataset.layout.index.stats)
+        if known.version_hash not in ("", dataset.reply.version_hash) and not is_copy:
+            raise DataError(
+                "the times or ETags of files have changed since the job began, so values may have changed, too: "
+                "restore the files or, if they are copies, say so with --data-moved OLD=NEW (maybe the same folder)"
             )
         return dataset
 
@@ -150,13 +167,13 @@ class DatasetIndexing:
     def _build_first(self, declared: DatasetDeclaration) -> IndexedDataset:
         """Index a dataset that no job depends on yet. A permanent failure of its store is a user error."""
         try:
-            return self._build(declared)
+            return self._build(declared, drawing_of(declared))
         except NotReadyError:
             raise
         except UnavailableError as error:
             raise DataError(f"{error}; the last attempt was made after {PATIENT.limit_s:g} s") from None
 
-    def _build(self, declared: DatasetDeclaration) -> IndexedDataset:
+    def _build(self, declared: DatasetDeclaration, drawing: Drawing | None) -> IndexedDataset:
         def note(progress: IndexProgress) -> None:
             self._doing = f"the dataset to be indexed: {progress.files_done} of {progress.file_count} files"
 
@@ -166,7 +183,11 @@ class DatasetIndexing:
         self._doing = ""
         for sentence in loaded.index.skipped[:_LOGGED_SKIPPED]:
             _log.warning("skipped: %s", sentence)
-        found = _indexed(loaded.index, declared)
+        for sentence in loaded.index.left_out:
+            _log.info("%s", sentence)
+        for url in loaded.index.without_records[:_LOGGED_SKIPPED]:
+            _log.warning("%s has no records", url)
+        found = _indexed(loaded.index, declared, drawing)
         _log.info(
             "dataset indexed tasks=%d records=%d files=%d files_read=%d",
             found.layout.task_count,
@@ -174,14 +195,17 @@ class DatasetIndexing:
             len(loaded.index.stats),
             loaded.files_read,
         )
+        for sentence in found.reply.advice:
+            _log.info("shuffle=True: %s", sentence)
         return found
 
     def _first_files(self, declared: DatasetDeclaration) -> tuple[FileStat, ...]:
         following = DirectoryFollower()
         while True:
             self._doing = f"the first file of {declared.urls[0]}"
-            if scan := look(self._files, following, declared.urls).stable:
-                return scan
+            found = look(self._files, following, declared.urls).stable
+            if stable := tuple(stat for stat in found if stat.version):  # Links without a target may get one later.
+                return stable
             if self._closing.wait(self._follow_every_s):
                 raise NotReadyError("the master is stepping down: retry with its successor")
 
@@ -195,7 +219,9 @@ def look(
         DataError: the files cannot be listed.
     """
     is_marked = is_declared_complete or all(files.stat(url) is not None for url in marker_urls(urls))
-    return following.look(files.expand(urls, may_be_empty=True), is_marked=is_marked)
+    listing = files.expand(urls, may_be_empty=True)
+    following.names_left_out = listing.left_out
+    return following.look(listing, is_marked=is_marked)
 
 
 def arrival_of(stats: Sequence[FileStat]) -> ArrivalRecord:
@@ -208,21 +234,30 @@ def stats_of(arrivals: Sequence[ArrivalRecord]) -> tuple[FileStat, ...]:
     return tuple(FileStat(*file) for arrival in arrivals for file in arrival.files)
 
 
-def layout_of(index: ChunkIndex, declared: DatasetDeclaration, arrivals: Sequence[ArrivalRecord] = ()) -> TaskLayout:
-    """Divide the dataset into tasks. The tasks of an arrival stay the same when more files arrive."""
+def layout_of(index: ChunkIndex, known: DeclaredDataset, arrivals: Sequence[ArrivalRecord]) -> TaskLayout:
+    """Divide a followed dataset into tasks. The tasks of an arrival stay the same when more files arrive."""
     files = list(accumulate(len(arrival.files) for arrival in arrivals))
     bounds = [index.first_chunk(number) for number in files[:-1]]
-    return mixed_layout.layout_of(index, declared, declared.batch_size, bounds)
+    return mixed_layout.layout_of(index, known.declaration, known.declaration.batch_size, bounds, known.drawing)
 
 
-def _indexed(index: ChunkIndex, declared: DatasetDeclaration) -> IndexedDataset:
+def _indexed(index: ChunkIndex, declared: DatasetDeclaration, drawing: Drawing | None) -> IndexedDataset:
     arrivals = (arrival_of(index.stats),) if declared.follow else ()
-    layout = layout_of(index, declared, arrivals)
+    layout = mixed_layout.layout_of(index, declared, declared.batch_size, drawing=drawing)
+    mixed, sentences = 0, []
+    if drawing is not None and layout.pieces is not None:
+        advice = advice_of(layout.pieces, index.records, index.decoded_bytes, drawing.size_bytes)
+        mixed, sentences = advice.mixed_chunks, [advice.text, *advice.warnings]
     reply = DeclaredDataset(
         index_hash=index.content_hash(),
         task_count=layout.task_count,
         record_count=layout.record_count,
         schema=base64.b64encode(index.schema.serialize().to_pybytes()).decode(),
         declaration=declared,
+        version_hash=index.version_hash(),
+        task_batches=layout.task_batches(),
+        drawing=drawing,
+        mixed_chunks=mixed,
+        advice=sentences,
     )
     return IndexedDataset(layout, reply, arrivals)

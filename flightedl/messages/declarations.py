@@ -39,6 +39,24 @@ class DatasetDeclaration(Request, frozen=True, kw_only=True):
     mixture: list[Annotated[float, msgspec.Meta(gt=0)]] = []
     #: End of a mixture's epoch; see ``domain.queue.mixture``.
     stop: Text = "first"
+    #: Folder -> its new place, for files that are copies. Tells the master where to read; not part of the identity.
+    data_moved: dict[Text, Text] = {}
+    #: Column -> name of its type, for columns whose types are not inferred from the values or combined from the files.
+    types: dict[Text, Text] = {}
+    #: Names of the columns of CSV and TSV files without a header line; see ``formats.chunks.TextOptions``.
+    names: list[Text] = []
+    delimiter: Text = ""
+    null_values: list[Text] = []
+    #: Memory of the decoded chunks of a shuffled task. 0 to make each chunk a task, as older versions do.
+    shuffle_bytes: Natural = 0
+
+
+class Drawing(Reply, frozen=True, kw_only=True):
+    """Arguments by which the tasks of shuffled data were drawn (see ``domain.queue.drawing``), also after a resume."""
+
+    seed: int
+    size_bytes: int
+    version: int
 
 
 class DeclaredDataset(Reply, frozen=True, kw_only=True):
@@ -50,6 +68,17 @@ class DeclaredDataset(Reply, frozen=True, kw_only=True):
     #: Schema of the batches: an Arrow IPC schema message, encoded in base64.
     schema: str
     declaration: DatasetDeclaration
+    #: Hash of the times or ETags of files whose footers or headers do not show their entire content.
+    version_hash: str = ""
+    #: (number of batches, number of tasks that have so many batches). Numbers above 1,000 are rounded down to three
+    #: digits. Empty if an older version indexed the dataset.
+    task_batches: list[tuple[int, int]] = []
+    #: None if tasks consist of consecutive chunks, or of the sources of a mixture.
+    drawing: Drawing | None = None
+    #: Number of chunks whose records a task mixes; 0 if they are not drawn.
+    mixed_chunks: int = 0
+    #: Sentences for users about what shuffling mixes.
+    advice: list[str] = []
 
 
 class ArrivalRecord(Reply, frozen=True, kw_only=True):

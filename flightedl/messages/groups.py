@@ -14,8 +14,9 @@ from flightedl.messages.base import Name, Natural, Reply, SenderOfJob, Text
 
 #: Most ranks of a group.
 SIZE_LIMIT = 65_536
-#: A range of a task's records: epoch, task, number of the first record, and exclusive end.
-Piece = tuple[Natural, Natural, Natural, Natural]
+#: A range of the records of a lane in an epoch's order: epoch, number of lanes and their windows, lane, number of the
+#: first record, and exclusive end. Ranges of epochs with other lanes or windows contain other records.
+Piece = tuple[Natural, Natural, Natural, Natural, Natural, Natural]
 Pieces = Annotated[list[Piece], msgspec.Meta(max_length=4096)]
 #: An encoded token; empty: none.
 TokenText = Annotated[str, msgspec.Meta(max_length=8192)]
@@ -54,6 +55,8 @@ class GroupStartReply(Reply, frozen=True, kw_only=True):
     #: Up to this position, and for a short time after passing it, the rank reports each round to the master before it
     #: starts the round. 0 disables these reports.
     watched_until: int = 0
+    #: True if the job was stopped; see ``GroupPlaceReply``.
+    is_stopping: bool = False
 
 
 class GroupPlaceRequest(SenderOfJob, frozen=True, kw_only=True):
@@ -63,8 +66,13 @@ class GroupPlaceRequest(SenderOfJob, frozen=True, kw_only=True):
     rank: Rank
     #: Number of records, over all epochs, that preceded this round.
     at: Natural
+    #: Number of records, over all epochs, up to the end of this round.
+    end: Natural = 0
     #: Records that the rank processes in this round.
     pieces: Pieces = []
+    #: True if the rank knows that the job was stopped. It has started no later round, and waits for the reply before it
+    #: starts this one.
+    is_stopping: bool = False
 
 
 class GroupPlaceReply(Reply, frozen=True, kw_only=True):
@@ -74,6 +82,10 @@ class GroupPlaceReply(Reply, frozen=True, kw_only=True):
     is_current: bool = True
     #: Seconds to wait before the next report.
     every_s: Annotated[float, msgspec.Meta(ge=0.1, le=600)] = 0.5
+    #: True if the job was stopped: from now on, the rank must report each round before it starts the round.
+    is_stopping: bool = False
+    #: Position of the last round that the ranks of a stopped group may start; None if it is not fixed yet.
+    stop_after: int | None = None
 
 
 class GroupLeaveRequest(SenderOfJob, frozen=True, kw_only=True):
@@ -107,7 +119,8 @@ class GroupRank(Reply, frozen=True, kw_only=True):
 class Suspect(Reply, frozen=True, kw_only=True):
     """Records on which the first rank to end in an incarnation was working, and how many incarnations ended there."""
 
-    at: int
+    #: Number of records, over all epochs, up to the end of the round.
+    end: int
     pieces: list[Piece]
     #: Number of incarnations.
     deaths: int = 1
@@ -133,3 +146,5 @@ class GroupRecord(Reply, frozen=True, kw_only=True):
     convicted: list[Suspect] = []
     #: Number of starts of this job's group so far.
     starts: int = 0
+    #: Position of the last round of a stopped group; None if it is not fixed.
+    stop_after: int | None = None

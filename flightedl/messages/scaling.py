@@ -21,6 +21,8 @@ class ScaleRequest(OfJob, frozen=True, kw_only=True):
     #: True to cancel the current change, or only the leave of the processes in ``leaving``. Blocks that have already
     #: moved remain on their new pservers.
     is_cancelled: bool = False
+    #: Number of the change to cancel; another change is left alone. 0 cancels the current change, whatever its number.
+    change: Natural = 0
     #: Maximum seconds that the master waits for progress.
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 0.0
 
@@ -40,6 +42,8 @@ class ScaleReply(Reply, frozen=True, kw_only=True):
     #: Reason why no block is moving at the moment, or why the change was given up; empty otherwise.
     waiting_for: str = ""
     is_given_up: bool = False
+    #: Number of the change, counted from 1 for each job; 0 if there was none.
+    change: int = 0
 
     @property
     def text(self) -> str:
@@ -58,6 +62,8 @@ class ScaleReply(Reply, frozen=True, kw_only=True):
 class ScaleRecord(Reply, frozen=True, kw_only=True):
     """Target of the most recent change to the pservers, as stored in etcd."""
 
+    #: Number of the change, counted from 1 for each job.
+    change: Natural = 0
     #: Number of pservers that the job should have.
     pservers: int
     drained: list[int] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from flightedl.messages.base import Natural, Reply, Request
@@ -12,6 +13,9 @@ from flightedl.messages.scaling import ScaleReply
 USUAL_REFUSALS = frozenset(
     {"not_ready", "busy", "fenced", "replaced", "stale_placement", "unregistered", "deadline", "unavailable"}
 )
+
+#: Seconds that a script may run without asking for a batch before a user learns of it.
+STARTING_S = 5.0
 
 
 class PserverFigures(Reply, frozen=True, kw_only=True):
@@ -55,10 +59,21 @@ class ServerStatus(PserverFigures, frozen=True, kw_only=True):
     generation: int
     state: str
     pid: int = 0
+    #: Name that the launcher gave to the process; empty if there is none. Its number is not the pserver's index.
+    process: str = ""
     #: Trainers that this server's rounds are waiting for.
     waits_for: list[str] = []
     #: Address of the pserver's standby; empty if it has none.
     standby: str = ""
+    #: Number of rows of all tables, and their memory including slots and index, in bytes.
+    table_rows: int = 0
+    table_bytes: int = 0
+
+    @property
+    def name(self) -> str:
+        """The pserver's name and, if another one, its process's name: ``pserver-0 (process pserver-3)``."""
+        name = f"pserver-{self.index}"
+        return name if self.process in {"", name} else f"{name} (process {self.process})"
 
 
 class TrainerStatus(Reply, frozen=True, kw_only=True):
@@ -82,6 +97,8 @@ class TrainerStatus(Reply, frozen=True, kw_only=True):
     profile: dict[str, float] = {}
     #: Activity at the time of the trainer's last report; see ``LogRequest.doing``.
     doing: str = ""
+    #: Seconds since the script connected if it has not asked for a batch; 0 if it has, or if this is unknown.
+    starting_s: float = 0.0
     #: Mean number of updates that the trainer's gradients missed, with more weight on newer gradients. None if all of
     #: its pushes belong to rounds.
     staleness: float | None = None
@@ -161,10 +178,15 @@ class RaisedError(Reply, frozen=True, kw_only=True):
     #: Number of batches that raised the error, and how many of them raised it more than once.
     batches: int
     repeated: int
+    #: Number of trainers that raised the error, not counting those that replaced others.
+    trainers: int = 0
 
 
 class TableCounts(Reply, frozen=True, kw_only=True):
-    """Statistics of an embedding table, on one pserver or in total. Counts begin at zero when a pserver starts."""
+    """Statistics of an embedding table, on one pserver or in total.
+
+    Counts begin at zero when a pserver starts. They move to other pservers with the table's buckets.
+    """
 
     name: str
     #: Number of rows, and their memory including slots and index, in bytes.
@@ -179,11 +201,16 @@ class TableCounts(Reply, frozen=True, kw_only=True):
     #: Number of gradients dropped because their id had not been admitted yet, or because memory was full.
     not_admitted: int = 0
     refused: int = 0
+    #: Number of rows that were found expired, or that cuts removed.
     evicted: int = 0
 
     def plus(self, other: TableCounts) -> TableCounts:
         names = [name for name in self.__struct_fields__ if name != "name"]
         return TableCounts(name=self.name, **{name: getattr(self, name) + getattr(other, name) for name in names})
+
+
+#: Fields of ``TableCounts`` that count what has happened. They move with the buckets of a table.
+COUNTERS = ("reads", "hits", "created", "not_admitted", "refused", "evicted")
 
 
 class EvaluationStatus(Reply, frozen=True, kw_only=True):
@@ -231,6 +258,10 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     tasks: TaskCounts = TaskCounts()
     failed: list[FailedPiece] = []
     raised: list[RaisedError] = []
+    #: Name -> newest error, for trainers that have failed since they last processed a batch; and names of those that
+    #: must end because of that. A name is the trainer's ``witness`` (see ``TasksTicket``).
+    in_doubt: dict[str, str] = {}
+    given_up: list[str] = []
     evaluations: list[EvaluationStatus] = []
     records: int = 0
     #: Number of batches that trainers have finished since this master started, including repeated ones.
@@ -287,6 +318,8 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     is_growing: bool = False
     #: Problem with the files of a followed dataset; empty if there is none.
     dataset_alarm: str = ""
+    #: For each reason why names that match the dataset's patterns are not read, a sentence with their number.
+    names_left_out: list[str] = []
     #: For each file that was excluded from a complete followed dataset, a sentence with its name and the reason.
     left_out: list[str] = []
     #: Number of reports from trainers since this master started, by kind: finished, failed, returned, outdated and
@@ -300,6 +333,21 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     #: The group that consumes the data; None if no group does. ``records`` and ``tasks`` then count its current start.
     group: GroupStatus | None = None
     error: str = ""
+
+    def starting(self, more: Mapping[str, float] = {}) -> list[str]:
+        """Describe trainers without a batch. ``more``: name -> seconds for which their processes have run."""
+        reported = [each for each in self.trainers if each.facts is not None]
+        asks_not = {each.name or each.trainer: 0.0 if each.waiting_for else each.starting_s for each in reported}
+        known = {name: seconds and max(seconds, more.get(name, 0.0)) for name, seconds in asks_not.items()}
+        return [
+            f"{name}: the script has run for {seconds:.0f} s and has not asked for a batch"
+            for name, seconds in sorted({**more, **known}.items())
+            if seconds >= STARTING_S
+        ]
+
+    def pserver(self, index: int) -> str:
+        """Return the name of a pserver, with the name of its process if it is known."""
+        return next((each.name for each in self.pservers if each.index == index), f"pserver-{index}")
 
 
 class JobEvent(Reply, frozen=True, kw_only=True):

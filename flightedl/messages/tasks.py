@@ -54,6 +54,8 @@ class FailedTask(OfPiece, frozen=True, kw_only=True):
     batch: Natural | None = None
     #: Location in the user's code that raised the exception, whatever the batch; empty if there was no exception.
     place: Text = ""
+    #: Cause: "store", "decoder" (the data is corrupt), "code" (of the user) or "machine"; empty if unknown.
+    fault: Text = ""
 
 
 class ReturnedTask(OfPiece, frozen=True, kw_only=True):
@@ -72,6 +74,10 @@ class TasksTicket(Sender, frozen=True, kw_only=True):
     """Reports on pieces of work and a request for more of them, in a single call."""
 
     verb: str = "tasks"
+    #: Name of the trainer that outlives its process: the launcher's, or its rank, or its host; empty if unknown. The
+    #: master blames a piece of work for failures only if trainers with different names, or one that has processed other
+    #: work since, have failed at it.
+    witness: Text = ""
     #: Name of the evaluation; empty for training data.
     evaluation: Text = ""
     #: Life of the evaluated model; see ``EvaluationDeclaration`` (evaluations only).
@@ -90,6 +96,8 @@ class TasksTicket(Sender, frozen=True, kw_only=True):
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 2.0
     #: Synchronous round whose values the trainer has; 0 if unknown. If the trainer joins, the next round waits for it.
     round: Natural = 0
+    #: True if the trainer reads ``Assignment.parts``.
+    reads_parts: bool = False
     traceparent: Traceparent = ""
 
 
@@ -112,6 +120,9 @@ class Assignment(Reply, frozen=True, kw_only=True):
     seed: Natural | None
     #: Chunks of the task, in replies on a request stream. A response to DoGet carries the chunks in a record batch.
     chunks: list[ChunkRow] = []
+    #: For each chunk that is a part of a larger one: number of the larger one's records before it, and in all; [0, 0]
+    #: for other chunks. Empty if no chunk is a part.
+    parts: list[tuple[Natural, Natural]] = []
 
 
 class TasksReply(Reply, frozen=True, kw_only=True):
@@ -124,6 +135,8 @@ class TasksReply(Reply, frozen=True, kw_only=True):
     #: must not train on them. Their attempt numbers are 0, and they include chunks only on a request stream.
     ahead: list[Assignment] = []
     retry_after_s: float = 0.0
+    #: With "none_now": why the sender gets no work although there is some, for users; empty if there is no reason.
+    waiting_for: str = ""
     #: Membership id of the sender; 0 if the sender is not a member.
     member: int = 0
     #: With "epochs_done": index of each pserver -> generation of the process that has the final values. Repeat the
@@ -134,9 +147,13 @@ class TasksReply(Reply, frozen=True, kw_only=True):
     #: Attempts whose reports were rejected because they are no longer current. The trainer drops these attempts.
     lost: list[ReturnedTask] = []
     epoch: int = 0
-    #: With "epochs_done": weighted means over all records, and number of failed tasks (evaluations only).
+    #: With "epochs_done": weighted means over all records (evaluations only).
     metrics: dict[str, float] = {}
+    #: With "epochs_done": number of failed tasks (evaluations), or of quarantined batches (training data).
     failed: int = 0
+    #: With "epochs_done": number of records in the quarantined batches, and their files, records and errors, for users.
+    lost_records: int = 0
+    lost_places: list[str] = []
 
 
 class JoinRequest(Sender, frozen=True, kw_only=True):
@@ -164,6 +181,8 @@ class ModeRequest(OfJob, frozen=True, kw_only=True):
 
     #: The mode as a tagged object (see ``to_json`` in the domain); None to request only the progress.
     mode: dict[str, Any] | None = None
+    #: True if ``push_every`` may be far more than the batches of a task.
+    short_pushes: bool = False
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 2.0
 
 
@@ -176,6 +195,8 @@ class ModeReply(Reply, frozen=True, kw_only=True):
     #: Round at which all blocks changed to the mode; 0 for the job's first mode.
     round: int = 0
     waiting_for: str = ""
+    #: Mean number of batches in a push, as a sentence; empty if each batch is pushed alone.
+    pushes: str = ""
 
 
 class EndGrowthRequest(SenderOfJob, frozen=True, kw_only=True):
@@ -219,6 +240,8 @@ class LogRequest(Sender, frozen=True, kw_only=True):
     profile: Annotated[dict[Name, float], msgspec.Meta(max_length=8)] = {}
     #: Current activity: "data", "script", or "push" for any communication with parameter servers; empty if unknown.
     doing: Text = ""
+    #: Seconds since the script connected if it has not asked for a batch; 0 if it has.
+    starting_s: float = 0.0
     facts: HostFacts | None = None
     #: "common" if the script seems to share its model: it declares a model, or uses ``explicit_done``, a process group
     #: or ``job.once``. "own" if the script has trained on batches without any of these; empty if unknown.

@@ -14,7 +14,7 @@ from flightedl.examples.ledger import (
     account,
     addends_of,
     balance,
-    batches_of,
+    batch_sizes,
     clocks_are_right,
     findings,
     ids_of,
@@ -50,7 +50,12 @@ def test_a_loss_is_not_hidden_by_a_duplicate_in_another_epoch() -> None:
 
 @pytest.mark.parametrize(("records", "per_task", "expected"), [(10, 5, 4), (11, 5, 5), (9, 5, 4), (4, 5, 2)])
 def test_batches_do_not_span_tasks(records: int, per_task: int, expected: int) -> None:
-    assert batches_of(records, per_task, 3) == expected
+    assert len(batch_sizes(records, per_task, 3, is_shuffled=False)) == expected
+
+
+def test_tasks_of_shuffled_records_have_whole_batches() -> None:
+    assert batch_sizes(11, 5, 3, is_shuffled=False) == [3, 2, 3, 2, 1]
+    assert batch_sizes(11, 5, 3, is_shuffled=True) == [3, 3, 3, 2]
 
 
 @pytest.mark.parametrize(

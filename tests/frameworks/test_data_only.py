@@ -14,7 +14,7 @@ import pytest
 
 import flightedl as fe
 from flightedl.client.data.group_dataset import GroupDataset
-from flightedl.testing.etcd_server import EtcdServer
+from tests.support.etcd_server import EtcdServer
 
 from ..docs.pages import ROOT, examples
 

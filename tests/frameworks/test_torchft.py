@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import flightedl as fe
-from flightedl.testing.etcd_server import EtcdServer
+from tests.support.etcd_server import EtcdServer
 
 from ..docs.pages import ROOT, examples
 

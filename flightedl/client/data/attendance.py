@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -21,7 +23,7 @@ from flightedl.client.data.start_name import start_name
 from flightedl.client.process import TrainerProcess
 from flightedl.domain.groups.incarnation import OVER_TEXT, without
 from flightedl.domain.groups.plan import Round
-from flightedl.errors import FencedError, FlightedlError, UnregisteredError
+from flightedl.errors import FencedError, FlightedlError, UnregisteredError, exit_code_of, has_finished
 from flightedl.messages.base import Reply, decode, encode
 from flightedl.messages.groups import (
     GroupLeaveRequest,
@@ -79,12 +81,16 @@ class GroupAttendance:
         self._held.hold_for(max(self._held.ttl_s, _LEASE_S))
         self._incarnation = 0
         #: Records that are excluded because they killed ranks in earlier starts.
-        self._left_out: list[Piece] = []
+        self.left_out: list[Piece] = []
+        #: True if the job was stopped. From then on, this rank reports each round before it starts the round.
+        self.is_stopping = False
+        #: Last round before which the stopped group may start a round; None if not known yet.
+        self._stop_after: int | None = None
         self._watched_until = 0
         self._watched_since: float | None = None
         self._has_finished = False
-        #: The most recent round, to be included in the next report.
-        self._place: GroupPlaceRequest | None = None
+        #: Returns the next report, about the most recent round. Most rounds are not reported.
+        self._place: Callable[[], GroupPlaceRequest] | None = None
         #: Interval between two reports in seconds, and the time of the last report to which a master replied.
         self._every_s, self._confirmed_at = _REPORT_S, 0.0
         #: Reason why this rank must not start another round; empty if it may start one.
@@ -102,7 +108,8 @@ class GroupAttendance:
             FencedError: this start of the group is over.
         """
         held = self._held
-        look_up = start_name(self._process.keys.job_name, self._process.start, self._rank, held.generation)
+        process = self._process
+        look_up = start_name(process.keys.job_name, process.start, self._rank, held.generation, process.own_master)
         waiting = self._process.waiting()
         try:
             while True:
@@ -125,7 +132,8 @@ class GroupAttendance:
         finally:
             waiting.over()
         self._incarnation = reply.incarnation
-        self._left_out = reply.left_out
+        self.left_out = reply.left_out
+        self.is_stopping = reply.is_stopping
         self._watched_until = reply.watched_until
         self._confirmed_at = self._process.clock.now()
         self._reporter.start()
@@ -152,34 +160,51 @@ class GroupAttendance:
         return decode(self._process.servers.master().action(verb, encode(request), timeout_s=timeout_s), kind)
 
     def _require_lease(self) -> None:
-        if reason := self._over or self._held.lost_because:
+        own = self._process.own_master
+        if reason := self._over or (own.over() if own else "") or self._held.lost_because:
             raise FencedError(reason if reason == OVER_TEXT else f"{reason}: start this rank again")
 
     # rounds
 
     def kept(self, step: Round) -> Round:
         """Return this rank's share of the round, without the excluded records."""
-        return without(step, self._left_out)
+        return without(step, self.left_out)
 
-    def take(self, at: int, step: Round) -> None:
+    def take(self, at: int, step: Round) -> bool:
         """Record that this rank starts a round. ``at`` is the number of records before the round, over all epochs.
+
+        Returns:
+            False if the job was stopped, and the master has chosen an earlier round as the group's last one.
 
         Raises:
             FencedError: this start of the group is over.
         """
         self._require_lease()
-        pieces = [(step.epoch, piece.task, piece.first_record, piece.end_record) for piece in step.pieces]
-        place = GroupPlaceRequest(**self._own(), incarnation=self._incarnation, at=at, pieces=pieces)
+        is_stopping = self.is_stopping
+        place = partial(self._request, at, step, is_stopping=is_stopping)
+        if self._stop_after is not None and at > self._stop_after:
+            return False
         self._place = place
         now = self._process.clock.now()
-        if self._is_watched(at):
-            if not self._ask("group_at", place, GroupPlaceReply).is_current:
-                self._over = OVER_TEXT
+        if is_stopping or self._is_watched(at):
+            self._learn(self._ask("group_at", place(), GroupPlaceReply))
         elif now - self._confirmed_at > _UNCONFIRMED_PART * self._every_s:
             # No report has been confirmed for some time: either this process was frozen, or no master is running.
-            self._confirm(place, _CONFIRM_S)
+            self._confirm(place(), _CONFIRM_S)
             self._confirmed_at = max(self._confirmed_at, now)
         self._require_lease()
+        return not is_stopping or self._stop_after is None or at <= self._stop_after
+
+    def _request(self, at: int, step: Round, *, is_stopping: bool) -> GroupPlaceRequest:
+        lanes, window = step.order.lanes, step.order.window
+        return GroupPlaceRequest(
+            **self._own(),
+            incarnation=self._incarnation,
+            at=at,
+            end=at + step.end - step.records,
+            pieces=[(step.epoch, lanes, window, each.lane, each.first_record, each.end_record) for each in step.pieces],
+            is_stopping=is_stopping,
+        )
 
     def _is_watched(self, at: int) -> bool:
         if not self._watched_until:
@@ -194,7 +219,7 @@ class GroupAttendance:
     def _report(self) -> None:
         while not self._closing.wait(self._every_s * (_WATCHED_PART if self._watched_until else 1)):
             if self._place is not None:
-                self._confirm(self._place, _RAISED_S)
+                self._confirm(self._place(), _RAISED_S)
 
     def _confirm(self, place: GroupPlaceRequest, timeout_s: float) -> None:
         """Ask the master if this start is current. If no master replies, continue while the lease is valid."""
@@ -204,8 +229,13 @@ class GroupAttendance:
         except FlightedlError:
             return
         self._confirmed_at, self._every_s = sent_at, reply.every_s
+        self._learn(reply)
+
+    def _learn(self, reply: GroupPlaceReply) -> None:
         if not reply.is_current:
             self._over = OVER_TEXT
+        self._stop_after = reply.stop_after
+        self.is_stopping |= reply.is_stopping
 
     # leaving
 
@@ -219,7 +249,7 @@ class GroupAttendance:
             error: The exception that ends the session, if one does.
 
         Raises:
-            FencedError: the session ends without an exception, but this start of the group is over.
+            FencedError: the session ends cleanly, but this start of the group is over.
         """
         if self._reporter.ident is None or self._closing.is_set():
             return
@@ -228,16 +258,16 @@ class GroupAttendance:
         request = GroupLeaveRequest(
             **self._own(),
             incarnation=self._incarnation,
-            is_clean=error is None,
+            is_clean=has_finished(exit_code_of(error)),
             has_finished=self._has_finished,
             error=f"{type(error).__name__}: {error}"[:1000] if error is not None and is_own_failure(error) else "",
         )
-        if error is None:
+        if request.is_clean:
             self._ask("group_leave", request, Reply)
             return
         try:
             if self._place is not None:
-                self._once("group_at", self._place, GroupPlaceReply, _RAISED_S)
+                self._once("group_at", self._place(), GroupPlaceReply, _RAISED_S)
             self._once("group_leave", request, Reply, _RAISED_S)
         except FlightedlError:
             # If the report fails, the master notices when the lease expires.

@@ -30,16 +30,18 @@ from queue import Empty
 from typing import Self, cast
 
 import pyarrow as pa
+from msgspec.structs import replace
 
 from flightedl.client.data.feed import TaskFeed
+from flightedl.client.data.losses import LostData
 from flightedl.client.data.read_ahead import Item, ReadAhead
 from flightedl.client.data.read_queue import READ_AHEAD_MB
 from flightedl.client.data.readers import Transforming
 from flightedl.client.data.reading import ReadTask, place_of
-from flightedl.client.data.transforms import UnusableTransformError
 from flightedl.client.participation import Participation
 from flightedl.client.tables.table import Column, Table
 from flightedl.client.waiting import Waiting
+from flightedl.domain.retries import fault_of, is_transient
 from flightedl.domain.trainer import readings
 from flightedl.domain.trainer.acknowledged import NOT_GIVEN, AcknowledgedLoop, Done
 from flightedl.domain.trainer.batches import Batch, CurrentBatch
@@ -59,12 +61,13 @@ from flightedl.domain.trainer.readings import (
     ReadFailure,
     Unreadable,
 )
-from flightedl.errors import FlightedlError, GradientError, UsageError
+from flightedl.errors import DataError, FlightedlError, GradientError, UsageError, UserCodeError
 from flightedl.formats.chunks import ChangedFileError, chunks_from_rows
 from flightedl.formats.dataset_spec import batch_schema_of
 from flightedl.formats.following import MARKER
 from flightedl.formats.record_places import described, record_ranges
 from flightedl.messages.declarations import DeclaredDataset
+from flightedl.process.fork_guard import GUARD
 
 _SLICE_S = 0.5
 #: Yielded by the inner loop if no batch arrives while some batches are unacknowledged.
@@ -105,6 +108,7 @@ class Dataset:
         require_lease: Callable[[], None] = lambda: None,
         read_ahead_bytes: int = READ_AHEAD_MB << 20,
         transforming: Transforming | None = None,
+        may_lose: bool = False,
     ) -> None:
         self._declared = declared
         self._feed_factory = feed_factory
@@ -118,6 +122,10 @@ class Dataset:
         self._look_ahead = look_ahead
         self._trouble_of_files = trouble_of_files
         self._require_lease = require_lease
+        self._may_lose = may_lose
+        #: Error that has ended the most recent loop; None if it has not ended with one. The session's end raises it.
+        self.error: Exception | None = None
+        self._summary: LostData | None = None
         self.explicit_done = explicit_done
         #: State of the current loop if the script acknowledges batches; otherwise None.
         self._acknowledged: AcknowledgedLoop | None = None
@@ -176,6 +184,14 @@ class Dataset:
         if self._at is None:
             raise UsageError("no batch is current: read its step inside `for batch in data`")
         return self._number % self._declared.declaration.steps_per_batch
+
+    @property
+    def summary(self) -> LostData | None:
+        """Number of batches and records that were set aside in all epochs, and number of chunks that a task mixes.
+
+        None before the end of the last epoch.
+        """
+        return self._summary
 
     @property
     def is_over(self) -> bool:
@@ -243,12 +259,18 @@ class Dataset:
         return None if item is None else item[1]
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
+        GUARD.check()
+        if self.error is not None and not (isinstance(self.error, FlightedlError) and is_transient(self.error)):
+            raise self.error
         if self._is_finished:
             raise UsageError(
                 f"this loop has already received all batches of all epochs ({self._declared.declaration.epochs}): "
                 f"a single loop covers all of them, see epochs=; {self._begin_again}"
             )
         if self.explicit_done:
+            if self.error is not None:
+                self._leave_loop(None)
+                self._resumable = None
             self._resumable = self._resumable or self._acknowledged_batches()
             return self._until_starved(self._resumable)
         if self._loop is not None:
@@ -276,26 +298,34 @@ class Dataset:
         self._feed = feed = self._feed_factory()
         self._reading.start(feed)
         self._has_batches = False
+        self.error = None
         try:
             yield feed
+            self._end_loop()
         except GeneratorExit:
             # The script left the loop during this batch, with ``break`` or an exception that the session will report.
-            self._reading.stopping.set()
-            feed.retire(self._at)
+            if not GUARD.is_forked:
+                self._reading.stopping.set()
+                feed.retire(self._at)
             raise
-        except BaseException:
+        except BaseException as error:
             self.close()
+            self.error = error if isinstance(error, Exception) else None
             raise
+
+    def _end_loop(self) -> None:
         self.close()
         if self._reading.error is not None:
             raise self._reading.error
         self._is_finished = True
         self._listener.loop_over()
+        self._summary = replace(self._listener.lost, mixed_chunks=self._declared.mixed_chunks)
         if not self._has_batches:
             sys.stderr.write(
                 f"flightedl: the job is done, with all its epochs ({self._declared.declaration.epochs}): "
                 f"there are no batches left for this loop; {self._begin_again}\n"
             )
+        self._summary.report(may_lose=self._may_lose)
 
     def _iterate(self) -> Loop:
         loop, listener, queue = self._loop_of(), self._listener, self._reading.queue
@@ -401,7 +431,7 @@ class Dataset:
                     elif self._acknowledged is not None and self._acknowledged.not_done:
                         return _STARVED
                     else:
-                        waiting.patiently(self._patience)
+                        waiting.patiently(feed.waits_for or self._patience)
                 else:
                     return item
         finally:
@@ -413,10 +443,10 @@ class Dataset:
         more = f", or new files, or {MARKER} beside them" if self._declared.declaration.follow else ""
         return f"the other trainers to finish their tasks of this epoch{more}"
 
-    def fail_current(self, current: CurrentBatch, error: str, place: str) -> None:
+    def fail_current(self, current: CurrentBatch, error: str, place: str, fault: str) -> None:
         """Report an exception of the script, with its batch and location, so that the master can isolate the cause."""
         if self._feed is not None and self._at is not None:
-            self._feed.failed(self._at, error, current.number, place)
+            self._feed.failed(self._at, error, current.number, place, fault)
 
     def registered_again(self) -> None:
         """Drop all tasks. This trainer has a new generation, so other trainers process its tasks."""
@@ -425,6 +455,8 @@ class Dataset:
 
     def close(self) -> None:
         """Return the held tasks to the master and stop reading. Does nothing if called again."""
+        if GUARD.is_forked:
+            return
         self._reading.stopping.set()
         if self._feed is not None:
             self._feed.close(self._grace_s)
@@ -433,14 +465,21 @@ class Dataset:
 
 
 def _report_unreadable(feed: TaskFeed, failure: ReadFailure) -> None:
-    """Return the task to the master. Raise the error again if the data cannot have caused it."""
+    """Return the task to the master. Raise the error again if it is the user's, or the data cannot have caused it."""
     error = failure.error
-    if isinstance(error, ChangedFileError | UnusableTransformError):
+    is_usage = isinstance(error, UsageError) and not isinstance(error, DataError | GradientError)
+    if is_usage or isinstance(error, ChangedFileError):
         raise error
-    place, problem = "", "cannot read a batch"
+    place, problem, fault, text = "", "cannot read a batch", fault_of(error), str(error) or type(error).__name__
     if isinstance(error, GradientError):
-        place, problem = place_of(error), f"the gradient of a batch was rejected {REJECTION_LIMIT} times"
-    feed.failed(failure.task, str(error) or type(error).__name__, failure.number, place)
-    if not isinstance(error, (FlightedlError, pa.ArrowException, OSError)):
+        place, fault = place_of(error), "code"
+        problem = f"the gradient of a batch was rejected {REJECTION_LIMIT} times"
+    elif isinstance(error, UserCodeError):
+        if isinstance(error.__cause__, Exception) and not isinstance(error.__cause__, FlightedlError):
+            error = error.__cause__
+            error.add_note(text)
+        place = place_of(error)
+    feed.failed(failure.task, text, failure.number, place, fault)
+    if isinstance(failure.error, UserCodeError) or not isinstance(error, (FlightedlError, pa.ArrowException, OSError)):
         raise error
     sys.stderr.write(f"flightedl: {problem}, the task returns to the queue: {error}\n")

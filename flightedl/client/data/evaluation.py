@@ -5,6 +5,7 @@ One thread reads and measures batches while the feed fetches the next task. The 
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import SupportsFloat
@@ -14,7 +15,9 @@ import pyarrow as pa
 from flightedl.client.arguments import metrics_of
 from flightedl.client.data.feed import TaskFeed
 from flightedl.client.waiting import Waiting
+from flightedl.domain.retries import fault_of
 from flightedl.domain.trainer.feed import AssignedTask
+from flightedl.errors import UsageError
 from flightedl.messages.tasks import TasksReply
 
 #: Returns the metrics of a batch. Each metric is a mean over the batch's records.
@@ -47,7 +50,7 @@ def run(
         elif trouble := feed.trouble:
             waiting.because(trouble)
         else:
-            waiting.patiently("the other trainers to finish their part of the evaluation")
+            waiting.patiently(feed.waits_for or "the other trainers to finish their part of the evaluation")
 
 
 def _do(feed: TaskFeed, task: AssignedTask, read: _Read, measure: Measure, advanced: Callable[[], None]) -> None:
@@ -58,15 +61,23 @@ def _do(feed: TaskFeed, task: AssignedTask, read: _Read, measure: Measure, advan
             if not feed.is_held(task):
                 return
             weight = batch.num_rows
-            for name, value in metrics_of(measure(batch), "the result of measure").items() if weight else ():
+            for name, value in _measured(measure, batch).items() if weight else ():
                 total, weights = sums.get(name, (0.0, 0.0))
                 sums[name] = (total + value * weight, weights + weight)
             number += 1
             advanced()
     except Exception as error:
-        feed.failed(task, f"{type(error).__name__}: {error}", number)
+        feed.failed(task, f"{type(error).__name__}: {error}", number, fault=fault_of(error) or "code")
         raise
     feed.finished(task, (), sums)
+
+
+def _measured(measure: Measure, batch: pa.RecordBatch) -> dict[str, float]:
+    found = metrics_of(measure(batch), "the result of measure")
+    for name, value in found.items():
+        if not math.isfinite(value):
+            raise UsageError(f"the metric {name!r:.80} is {value}, which has no mean: leave it out of the result")
+    return found
 
 
 def result(name: str, reply: TasksReply) -> dict[str, float]:

@@ -89,6 +89,12 @@ class TaskFeed:
             return self._feed.trouble
 
     @property
+    def waits_for(self) -> str:
+        """Reason why the master assigns no tasks although there are some; empty if it has none."""
+        with self._changed:
+            return self._feed.waits_for
+
+    @property
     def held(self) -> frozenset[int]:
         with self._changed:
             return frozenset(task.number for task in self._feed.held)
@@ -130,10 +136,10 @@ class TaskFeed:
                 is_over = lambda: feed.reported_at >= now or not feed.is_held(task) or feed.trouble or feed.error  # noqa: E731
                 self._changed.wait_for(is_over, _CONFIRM_S)
 
-    def failed(self, task: AssignedTask, error: str, batch: int | None, place: str = "") -> None:
-        """Report that this trainer cannot process the task. ``place`` is where the script raised an exception."""
+    def failed(self, task: AssignedTask, error: str, batch: int | None, place: str = "", fault: str = "") -> None:
+        """Report that this trainer cannot process the task. ``FailedTask`` describes ``place`` and ``fault``."""
         with self._changed:
-            self._feed.failed(task, error, batch, self._clock.now(), place)
+            self._feed.failed(task, error, batch, self._clock.now(), place, fault)
             self._changed.notify_all()
 
     def hand_back(self, task: AssignedTask) -> None:

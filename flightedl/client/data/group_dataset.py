@@ -14,23 +14,29 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from queue import Empty
 from typing import Any, Protocol
 
 import pyarrow as pa
+from msgspec.structs import replace
 
+from flightedl.client.data.losses import LostData
+from flightedl.client.data.pieces import PieceReader
 from flightedl.client.data.read_queue import READ_AHEAD_MB, KeptBytes, ReadQueue, read_in_time
 from flightedl.client.data.readers import Result, Transforming
+from flightedl.client.data.transforms import as_exception
 from flightedl.client.probe import DATA, SCRIPT
 from flightedl.client.waiting import Waiting
-from flightedl.domain.groups.plan import BEGINNING, EpochEnd, Position, Round, RoundPlan
+from flightedl.domain.groups.plan import BEGINNING, EpochEnd, Order, Piece, Position, Round, RoundPlan
+from flightedl.domain.groups.shuffling import Shuffling
 from flightedl.domain.groups.token import Token, decode, encode, require_same_data
 from flightedl.errors import UsageError
 from flightedl.formats.dataset_spec import batch_schema_of
-from flightedl.formats.indices import Indices
+from flightedl.messages import groups
 from flightedl.messages.declarations import DeclaredDataset
+from flightedl.process.fork_guard import GUARD
 
 _log = logging.getLogger(__name__)
 
@@ -38,9 +44,6 @@ _CLOSE_S = 2.0
 #: Maximum number of uncommitted batches, which are kept in memory.
 _UNCOMMITTED_LIMIT = 1000
 _KEY = "flightedl_data"
-#: Rank 0 logs a warning if it finds that more than this fraction of the records was decoded more than once.
-_DECODED_TWICE = 0.05
-
 
 #: A round with its batch, or with the error that reading it raised.
 Item = tuple[Round, pa.RecordBatch | Exception] | EpochEnd | None
@@ -55,8 +58,15 @@ class Attendance(Protocol):
     def kept(self, step: Round) -> Round:
         """Return this rank's share of the round, without the excluded records."""
 
-    def take(self, at: int, step: Round) -> None:
+    @property
+    def left_out(self) -> Sequence[groups.Piece]:
+        """Records that no rank receives. The same on every rank."""
+
+    def take(self, at: int, step: Round) -> bool:
         """Record that this rank starts a round. ``at`` is the number of records before the round, over all epochs.
+
+        Returns:
+            False if the group has stopped before this round.
 
         Raises:
             FencedError: this start of the group is over.
@@ -71,10 +81,11 @@ class GroupDataset:
 
     Args:
         declared: The dataset.
-        data: Digest of the files and tasks.
+        data: Digest of the files.
         plan_from: Returns this rank's plan that begins at a position.
-        seed: Seed of the plan, which is part of every token.
-        read: Reads a round of this rank.
+        seed: Seed of the order, which is part of every token.
+        shuffling: Settings of the order, which are part of every token.
+        reader: Reads the rounds of this rank.
         rank: This rank.
         attendance: This rank's membership in the group's starts.
         batch_done: Called with a batch's number of records when the next batch is requested.
@@ -84,7 +95,8 @@ class GroupDataset:
         explicit_commit: True if ``state_dict`` includes only the rounds for which ``commit`` was called.
         read_ahead_bytes: Memory limit of the ``ReadQueue``.
         transforming: Transforms all batches.
-        place: Returns the location of a round's records.
+        mixed_chunks: Number of chunks that a global batch mixes.
+        may_lose: True if the loop may end without an error although records were left out.
     """
 
     def __init__(
@@ -93,7 +105,8 @@ class GroupDataset:
         data: str,
         plan_from: Callable[[Position], RoundPlan],
         seed: int | None,
-        read: Callable[[Round], pa.RecordBatch],
+        shuffling: Shuffling,
+        reader: PieceReader,
         rank: int,
         attendance: Attendance,
         batch_done: Callable[[int], None],
@@ -104,13 +117,16 @@ class GroupDataset:
         explicit_commit: bool = False,
         read_ahead_bytes: int = READ_AHEAD_MB << 20,
         transforming: Transforming | None = None,
-        place: Callable[[Round], str] = str,
+        mixed_chunks: int = 0,
+        may_lose: bool = False,
     ) -> None:
         self._declared = declared
         self._data = data
         self._plan_from = plan_from
         self._seed = seed
-        self._read = read
+        self._shuffling = shuffling
+        self._pieces = reader
+        self._read = reader.read
         self._rank = rank
         self._attendance = attendance
         self._batch_done = batch_done
@@ -119,7 +135,12 @@ class GroupDataset:
         self._trouble_of_files = trouble_of_files
         self._explicit_commit = explicit_commit
         self._transforming = transforming or Transforming()
-        self._place = place
+        self._mixed_chunks = mixed_chunks
+        self._may_lose = may_lose
+        #: Error that has ended a loop; None if none has. Every further loop, and the session's end, raise it.
+        self.error: Exception | None = None
+        #: Item from the queue that has not been counted yet.
+        self._item: Item = None
         self._has_begun = False
         self._is_over = False
         self._loaded: Token | None = None
@@ -167,7 +188,7 @@ class GroupDataset:
 
     @property
     def summary(self) -> EpochEnd | None:
-        """Number of records yielded, left out and repeated in the last complete epoch; None if no epoch is complete."""
+        """Numbers of records of the last complete epoch, and memory of this rank; None if no epoch is complete."""
         return self._summary
 
     @property
@@ -181,13 +202,14 @@ class GroupDataset:
     def rounds(self) -> Iterator[pa.RecordBatch]:
         """Yield one batch per round until all epochs are done. Every rank gets the same number of batches.
 
-        After ``break``, a new loop continues with the next round.
+        After ``break``, a new loop continues with the next round, and so does a loop inside another loop. After an
+        error, no loop continues, because this rank would be a round behind the others.
 
         Raises:
             UsageError: an earlier loop has yielded all rounds, or the ranks have loaded different positions.
-            DataError: a file cannot be read.
+            DataError: a file cannot be read, or the data is over but records were left out (``on_lost``).
         """
-        if self._is_over:
+        if self._is_over and self.error is None:
             epochs = self._declared.declaration.epochs
             raise UsageError(
                 f"this loop has received all rounds of all epochs ({epochs}): one loop covers them all, see epochs="
@@ -195,30 +217,62 @@ class GroupDataset:
         return self._rounds()
 
     def _rounds(self) -> Iterator[pa.RecordBatch]:
-        if not self._has_begun:
-            self._begin()
-        while (item := self._next_item()) is not None:
-            if isinstance(item, EpochEnd):
-                self._end_epoch(item)
-                continue
-            step, batch = item
-            self._attendance.take(step.epoch * self.record_count + step.records, step)
-            if isinstance(batch, Exception):
-                raise batch
-            self._handed_out, self._row_count = step, batch.num_rows
-            if self._explicit_commit:
-                self._require_commits()
-                self._uncommitted.append(batch)
-            else:
-                self._count_round()
+        while (batch := self._next_round()) is not None:
             self._turn(SCRIPT)
             yield batch
             self._turn(DATA)
             self._handed_out = None
             self._batch_done(batch.num_rows)
+
+    def _next_round(self) -> pa.RecordBatch | None:
+        """Start the next round and return its batch, or None at the end of the data."""
+        GUARD.check()
+        if self.error is not None:
+            raise self.error
+        try:
+            if not self._has_begun:
+                self._begin()
+            while not self._is_over:
+                self._item = self._item or self._next_item()
+                if isinstance(self._item, EpochEnd):
+                    self._end_epoch(self._item)
+                elif self._item is None or not self._attendance.take(self._at(self._item[0]), self._item[0]):
+                    self._end()
+                else:
+                    return self._handed(*self._item)
+                self._item = None
+        except Exception as error:
+            self.error = error
+            raise
+        return None
+
+    def _at(self, step: Round) -> int:
+        # A mixture may have some more records than the number that the master knows.
+        return step.epoch * self.record_count + min(step.records, self.record_count - 1)
+
+    def _handed(self, step: Round, batch: pa.RecordBatch | Exception) -> pa.RecordBatch:
+        if isinstance(batch, Exception):
+            raise batch
+        if self._explicit_commit:
+            self._require_commits()
+            self._uncommitted.append(batch)
+        else:
+            self._counted.count()
+        self._item = None
+        self._handed_out, self._row_count = step, batch.num_rows
+        return batch
+
+    def _end(self) -> None:
         self._is_over = True
         self._attendance.finish()
         self.close()
+        if left_out := self._attendance.left_out:
+            places = [
+                self._pieces.place(Round(epoch, 0, 0, 0, Order(lanes, window), (Piece(*piece),)))
+                for epoch, lanes, window, *piece in left_out
+            ]
+            count = sum(end - first for *_, first, end in left_out)
+            LostData(count, places=tuple(places)).report(may_lose=self._may_lose)
 
     def state_dict(self) -> dict[str, str]:
         """Return the position after the committed rounds, which is the same on every rank. Save it with the model.
@@ -226,7 +280,7 @@ class GroupDataset:
         By default, all rounds that the loop has yielded are committed, including the current one. With
         ``explicit_commit``, only rounds for which ``commit`` was called are committed.
         """
-        return {_KEY: encode(Token(self._data, self._seed, self._counted.position()))}
+        return {_KEY: encode(Token(self._data, self._seed, self._counted.position(), self._shuffling))}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a position that ``state_dict`` returned. The number of ranks and the batch size may differ.
@@ -239,7 +293,7 @@ class GroupDataset:
         if not isinstance(state, Mapping) or _KEY not in state:
             raise UsageError("this is not a position in flightedl's data: load the result of data.state_dict()")
         token = decode(state[_KEY])
-        require_same_data(token, self._data, self._seed)
+        require_same_data(token, self._data, self._seed, self._shuffling)
         self._loaded = token
         self._counted = self._plan_from(token.position)
 
@@ -260,9 +314,11 @@ class GroupDataset:
             raise UsageError("this batch is not one of the loop's batches that are not committed")
         for _ in range(place + 1):
             self._uncommitted.popleft()
-            self._count_round()
+            self._counted.count()
 
     def close(self) -> None:
+        if GUARD.is_forked:
+            return
         self._stopping.set()
         if self._reader is not None:
             # Do not wait for a transform in a reader process, because it may never return.
@@ -291,16 +347,27 @@ class GroupDataset:
         def in_order(item: Item) -> None:
             transforming.put(None, str, lambda _: self._put(item))
 
-        while not self._stopping.is_set() and (step := plan.next()) is not None:
+        step: Round | EpochEnd | None = plan.next()
+        count = 1
+        while not self._stopping.is_set() and step is not None:
             if isinstance(step, EpochEnd):
-                in_order(step)
+                held, decoded = self._pieces.held_bytes, self._pieces.decoded_records
+                in_order(replace(step, mixed_chunks=self._mixed_chunks, held_bytes=held, decoded_records=decoded))
+                step = plan.next()
                 continue
-            try:
-                batch = self._read(self._attendance.kept(step))
-                transforming.put(batch, partial(self._place, step), partial(deliver, step))
-            except Exception as error:  # noqa: BLE001 - raised in the user's thread, at its round
-                in_order((step, error))
-                return
+            steps: list[Round] = []
+            while isinstance(step, Round) and len(steps) < count:
+                steps.append(step)
+                step = plan.next()
+            # The first round is needed at once.
+            count = min(2 * count, self._pieces.rounds_at_once(steps[0].record_count))
+            batches = self._read([self._attendance.kept(each) for each in steps])
+            for each in steps:
+                try:
+                    transforming.put(next(batches), partial(self._pieces.place, each), partial(deliver, each))
+                except BaseException as error:  # noqa: BLE001 - raised in the user's thread, at its round
+                    in_order((each, as_exception(error)))
+                    return
         in_order(None)
 
     def _put(self, item: Item, new_bytes: int = 0, own_bytes: int = 0) -> None:
@@ -318,22 +385,15 @@ class GroupDataset:
                 "call data.commit() after each step, or declare the data without explicit_commit"
             )
 
-    def _count_round(self) -> None:
-        while isinstance(self._counted.next(), EpochEnd):
-            pass
-
     def _end_epoch(self, end: EpochEnd) -> None:
-        self._summary = end
-        # Reading indices costs nothing, and no element is read twice.
-        is_decoded = self._declared.declaration.format != Indices.name
-        twice = end.decoded / max(end.records, 1) - 1 if is_decoded else 0.0
-        if self._rank == 0 and (end.left_out or end.repeated or twice > _DECODED_TWICE):
+        lost = sum(last - first for epoch, *_, first, last in self._attendance.left_out if epoch == end.epoch)
+        self._summary = end = replace(end, records=end.records - lost, lost_records=lost)
+        if self._rank == 0 and (end.left_out or end.repeated):
             _log.warning(
-                "epoch %d is over: the ranks got %d records in %d rounds left_out=%d repeated=%d decoded_twice=%.0f%%",
+                "epoch %d is over: the ranks got %d records in %d rounds left_out=%d repeated=%d",
                 end.epoch + 1,
                 end.records,
                 end.rounds,
                 end.left_out,
                 end.repeated,
-                100 * twice,
             )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -29,18 +30,23 @@ from flightedl.client.data.ranks import rank_and_size
 from flightedl.client.data.reading import ReadTask, batches_of, place_of, reporting
 from flightedl.client.participation import Participation
 from flightedl.client.process import TrainerProcess
+from flightedl.domain.consistency.modes import Mode
+from flightedl.domain.data_urls import fixed_parts, is_below
+from flightedl.domain.exactly_once.accumulation import described_pushes
+from flightedl.domain.groups.lanes import GroupData
 from flightedl.domain.groups.numbered import NumberedBatches
 from flightedl.domain.groups.plan import Remainder, RoundPlan
-from flightedl.domain.retries import PATIENT
+from flightedl.domain.groups.shuffling import advice_of, order_of
+from flightedl.domain.queue.drawing import SIZE_BYTES
+from flightedl.domain.retries import PATIENT, fault_of
 from flightedl.domain.trainer.acknowledged import AcknowledgedLoop
 from flightedl.domain.trainer.feed import Ask
 from flightedl.domain.trainer.readings import BatchLoop
-from flightedl.errors import DataError, UsageError
+from flightedl.errors import DataError, UsageError, exit_code_of, is_clean
 from flightedl.formats.chunk_index import ChunkIndex
 from flightedl.formats.dataset_spec import schema_of, spec_of
-from flightedl.formats.layout import TaskLayout
-from flightedl.formats.mixed_layout import layout_of
-from flightedl.formats.reader import Decode
+from flightedl.formats.mixed_layout import group_data, is_drawable
+from flightedl.formats.reader import Decode, DecodedChunks
 from flightedl.formats.stored_index import PIECES_SCHEMA, index_from_pieces
 from flightedl.messages.base import encode
 from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset, EvaluationDeclaration
@@ -78,7 +84,11 @@ class JobData:
         self._look_ahead = look_ahead
         self._closing = threading.Event()
         self._files = PatientFiles(FsspecFiles(), Persistence(PATIENT, process.clock, self._closing))
+        self._moved = dict(process.data_moved)
         self._dataset: Dataset | None = None
+        #: Batches of the declared data's tasks (see ``DeclaredDataset``), and True if pushes may be short.
+        self._task_batches: tuple[list[tuple[int, int]], bool] = [], False
+        self._push_every = 1
         #: Data of a group. This field and ``_dataset`` are never both set.
         self._group: GroupDataset | NumberedDataset | None = None
         self._attendance: GroupAttendance | None = None
@@ -87,8 +97,16 @@ class JobData:
 
     def declare(self, declaration: DatasetDeclaration, reading: Reading) -> Dataset:
         """Declare the training data. Raises the same errors as ``Job.dataset``."""
+        if is_drawable(declaration):
+            declaration = replace(declaration, shuffle_bytes=reading.shuffling.size_bytes)
+        elif reading.has_shuffle_bytes:
+            raise UsageError("shuffle_bytes= applies to files that are read with shuffle=True: leave it out")
+        declaration = self._admitted(declaration, reading.data_moved)
         read_as = self._reader(declaration, reading.decode)
         declared = self._process.ask_master("declare_dataset", encode(declaration), DeclaredDataset)
+        sys.stderr.writelines(f"flightedl: shuffle=True: {each}\n" for each in declared.advice[1:])
+        self._task_batches = declared.task_batches, reading.short_pushes
+        self._require_long_pushes()
         self._dataset = Dataset(
             declared,
             self._open_feed,
@@ -106,41 +124,76 @@ class JobData:
             require_lease=self._participation.require_lease,
             read_ahead_bytes=reading.read_ahead_bytes,
             transforming=reading.transforming,
+            may_lose=reading.may_lose,
         )
         return self._dataset
+
+    def expect_pushes(self, mode: Mode) -> None:
+        """Report the mean number of batches in a push as soon as the data and the mode are known.
+
+        Raises:
+            UsageError: it is less than half of what the mode demands.
+        """
+        self._push_every = getattr(mode, "push_every", 1)
+        self._require_long_pushes()
+
+    def _require_long_pushes(self) -> None:
+        tasks, may_be_short = self._task_batches
+        text, is_short = described_pushes(tasks, self._push_every)
+        if is_short and not may_be_short:
+            raise UsageError(
+                f"{text}, because it never has batches of two tasks: make the tasks larger (records_per_task= of "
+                "job.dataset), choose a lower push_every, or permit it by job.dataset(..., short_pushes=True)"
+            )
+        if text:
+            sys.stderr.write(f"flightedl: {text}\n")
 
     def declare_for_group(
         self, declaration: DatasetDeclaration, reading: Reading, ranks: tuple[int, int], remainder: Remainder
     ) -> GroupDataset:
         """Declare the data of a group to which this process belongs. Raises the same errors as ``Job.dataset``."""
         process, (rank, world_size) = self._process, ranks
-        declared, layout, seed, reader = self._planned(declaration, reading.decode)
-        if remainder == "drop" and layout.record_count < world_size * declaration.batch_size:
+        declaration = self._admitted(declaration, reading.data_moved)
+        batch_size = declaration.batch_size * (1 if reading.has_global_batch else world_size)
+        if batch_size < world_size:
+            raise UsageError(f"global_batch is {batch_size}, but must be at least {world_size}, the number of ranks")
+        declared, data, reader = self._planned(declaration, reading.decode)
+        order = order_of(data, batch_size, reading.shuffling)
+        if remainder == "drop" and data.record_count(order.lanes) < batch_size:
             raise UsageError(
-                f"an epoch has fewer records ({layout.record_count}) than a round ({world_size} batches of "
-                f'{declaration.batch_size}), so remainder="drop" would leave out all: make batch_size smaller'
+                f"an epoch has fewer records ({data.record_count(order.lanes)}) than a global batch ({batch_size}), "
+                'so remainder="drop" would leave out all: make it smaller'
             )
+        advice = advice_of(data, order, batch_size, world_size, reading.shuffling)
+        if rank == 0:
+            sys.stderr.writelines(f"flightedl: {line}\n" for line in (advice.text, *advice.warnings))
         mixture = f" {declaration.mixture} {declaration.stop}" if declaration.mixture else ""
         plan_from = partial(
             RoundPlan,
-            layout.task_records,
+            data.record_count,
             epochs=declaration.epochs,
-            seed=seed,
+            order=order,
             world_size=world_size,
             rank=rank,
-            batch_size=declaration.batch_size,
+            batch_size=batch_size,
             remainder=remainder,
         )
         # Ranks may read the same data, but must still be different ranks of the group's start.
-        launched = rank_and_size("auto")
-        plan = f"batch_size={declaration.batch_size}, remainder={remainder!r} and {world_size} data ranks"
-        self._attendance = GroupAttendance(process, *(ranks if launched == (0, 1) else launched), plan)
+        launched = ranks if (found := rank_and_size("auto")) == (0, 1) else found
+        if process.own_master is not None and process.own_master.size != launched[1]:
+            raise UsageError(
+                f"this session began as one of {process.own_master.size} ranks, but the group has {launched[1]}: call "
+                "torch.distributed.init_process_group before fe.connect(), or set FLIGHTEDL_ETCD"
+            )
+        plan = f"a global batch of {batch_size}, remainder={remainder!r} and {world_size} data ranks"
+        self._attendance = GroupAttendance(process, *launched, plan)
         self._group = GroupDataset(
             declared,
-            xxhash.xxh3_64_hexdigest(f"{declared.index_hash} {declaration.records_per_task}{mixture}".encode()),
+            xxhash.xxh3_64_hexdigest(f"{declared.index_hash}{mixture}".encode()),
             lambda start: plan_from(start=start),
-            seed,
-            reader.read,
+            data.seed,
+            reading.shuffling,
+            reader,
             rank,
             self._attendance,
             process.progress.batch,
@@ -150,41 +203,59 @@ class JobData:
             explicit_commit=reading.explicit_commit,
             read_ahead_bytes=reading.read_ahead_bytes,
             transforming=reading.transforming,
-            place=reader.place,
+            mixed_chunks=advice.mixed_chunks,
+            may_lose=reading.may_lose,
         )
         return self._group
 
     def declare_numbered(self, declaration: DatasetDeclaration, reading: Reading) -> NumberedDataset:
         """Declare data whose batches the script requests by number. Raises the same errors as ``Job.dataset``."""
-        declared, layout, seed, reader = self._planned(declaration, reading.decode)
+        declaration = self._admitted(declaration, reading.data_moved)
+        declared, data, reader = self._planned(declaration, reading.decode)
+        order = order_of(data, 1, reading.shuffling)
         batches = NumberedBatches(
-            layout.task_records, epochs=declaration.epochs, seed=seed, batch_size=declaration.batch_size
+            data.record_count(1), epochs=declaration.epochs, order=order, batch_size=declaration.batch_size
         )
         process = self._process
         self._group = NumberedDataset(
             declared,
             batches,
-            lambda step: reading.transforming.of(reader.read(step), partial(reader.place, step)),
+            lambda step: reading.transforming.of(next(reader.read([step])), partial(reader.place, step)),
             process.progress.batch,
             process.waiting,
             lambda: self._files.trouble,
         )
         return self._group
 
+    def _admitted(self, declaration: DatasetDeclaration, data_moved: Mapping[str, str]) -> DatasetDeclaration:
+        """Remember how this process accesses the files, and tell the master how to.
+
+        Raises:
+            UsageError: a moved folder has nothing to do with the declared URLs.
+        """
+        places = ["/".join(fixed_parts(url)).removeprefix("file://") for url in declaration.urls]
+        for old, new in data_moved.items():
+            pairs = [(place, folder) for place in places for folder in (old, new)]
+            if not any(is_below(f"{a}/", b) or is_below(f"{b}/", a) for a, b in pairs):
+                raise UsageError(f"data_moved={{{old!r}: {new!r}}}: no file of the dataset is in either folder")
+        self._moved.update(data_moved)
+        self._files.declare(declaration.urls, self._moved)
+        return replace(declaration, data_moved=self._moved)
+
     def _planned(
         self, declaration: DatasetDeclaration, decode: Decode | None
-    ) -> tuple[DeclaredDataset, TaskLayout, int | None, PieceReader]:
-        """Declare data whose batches this process plans itself. Return the tasks, their seed and their reader."""
+    ) -> tuple[DeclaredDataset, GroupData, PieceReader]:
+        """Declare data whose batches this process plans itself. Return its properties and its reader."""
         process = self._process
         # Neither the master nor the tasks depend on the batch size, so it may change at the next start.
         declared = process.ask_master("declare_dataset", encode(replace(declaration, batch_size=1)), DeclaredDataset)
         index = persistently(process.waiting(), self._index)
         if index.content_hash() != declared.index_hash:
             raise DataError("the master has another index of the dataset than the one declared: start this rank again")
-        layout = layout_of(index, declaration, 1)
         seed = declaration.seed % 2**64 if declaration.shuffle else None
-        reader = PieceReader(self._files, layout, spec_of(declaration), seed, decode, process.progress.skipped)
-        return declared, layout, seed, reader
+        data = group_data(index, replace(declaration, urls=declared.declaration.urls), seed)
+        reader = PieceReader(self._files, index, data, spec_of(declaration), decode, process.progress.skipped)
+        return declared, data, reader
 
     def _index(self) -> ChunkIndex:
         with self._process.servers.master().get(
@@ -201,9 +272,10 @@ class JobData:
             raise UsageError("this job already has its dataset: declare it once, before the training loop")
 
     def evaluate(
-        self, name: str, declaration: DatasetDeclaration, measure: Measure, decode: Decode | None
+        self, name: str, declaration: DatasetDeclaration, decode: Decode | None, measure: Measure
     ) -> dict[str, float]:
         """Measure this trainer's share of an evaluation's data. Raises the same errors as ``Job.evaluate``."""
+        declaration = self._admitted(declaration, {})
         read_as = self._reader(declaration, decode)
         chosen_name = arguments.name_of("the name of an evaluation", name)
         life = self._process.servers.life
@@ -231,7 +303,12 @@ class JobData:
         spec = spec_of(declaration)
 
         def read_as(declared: DeclaredDataset) -> ReadTask:
-            more: dict[str, Any] = {"schema": schema_of(declared), "decode": decode}
+            size_bytes = SIZE_BYTES if declared.drawing is None else declared.drawing.size_bytes
+            more: dict[str, Any] = {
+                "schema": schema_of(declared),
+                "decode": decode,
+                "decoded": DecodedChunks(size_bytes),
+            }
 
             def read(task: Any) -> Iterator[pa.RecordBatch]:
                 skipped = self._process.progress.skipped
@@ -258,7 +335,12 @@ class JobData:
         current = self._participation.current
         if current is not None and self._dataset is not None:
             last = "".join(traceback.format_exception_only(error)).strip()
-            self._dataset.fail_current(current, last, place_of(error))
+            self._dataset.fail_current(current, last, place_of(error), fault_of(error) or "code")
+
+    def stopped(self) -> None:
+        """Record that this trainer has stopped the job."""
+        if self._attendance is not None:
+            self._attendance.is_stopping = True
 
     @property
     def is_of_group(self) -> bool:
@@ -270,9 +352,17 @@ class JobData:
         return None if self._group is None else self._group.current
 
     def leave_group(self, error: BaseException | None) -> None:
-        """Leave the group if this process is one of its ranks. See ``GroupAttendance.leave``."""
+        """Leave the group if this process is one of its ranks. See ``GroupAttendance.leave``.
+
+        Raises the error that has ended a loop if the script ends as if there had been none.
+        """
+        # A NumberedDataset keeps no error, because the script requests a failed batch again.
+        of_loop: Exception | None = getattr(self._dataset or self._group, "error", None)
+        is_hidden = of_loop is not None and is_clean(exit_code_of(error))
         if self._attendance is not None:
-            self._attendance.leave(error)
+            self._attendance.leave(of_loop if is_hidden else error)
+        if is_hidden and of_loop is not None:
+            raise of_loop
 
     def close(self) -> None:
         self._closing.set()

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYetError
+from dataclasses import dataclass, field
+from functools import partial
 
 import pyarrow as pa
 
@@ -18,8 +20,10 @@ from flightedl.domain.groups.plan import Round
 from flightedl.errors import UsageError
 from flightedl.formats.dataset_spec import schema_of
 from flightedl.messages.declarations import DeclaredDataset
+from flightedl.process.fork_guard import GUARD
 
 
+@dataclass(slots=True, eq=False)
 class NumberedDataset:
     """Training data for scripts whose model counts its batches, as with torchft.
 
@@ -32,28 +36,19 @@ class NumberedDataset:
         trouble_of_files: Returns the cause of a wait for files; empty if there is none.
     """
 
-    def __init__(
-        self,
-        declared: DeclaredDataset,
-        batches: NumberedBatches,
-        read: Callable[[Round], pa.RecordBatch],
-        batch_done: Callable[[int], None],
-        waiting: Callable[[], Waiting],
-        trouble_of_files: Callable[[], str],
-    ) -> None:
-        self._declared = declared
-        self._batches = batches
-        self._read = read
-        self._batch_done = batch_done
-        self._waiting = waiting
-        self._trouble_of_files = trouble_of_files
-        #: There is only one thread, because the reader is not thread-safe.
-        self._reader = ThreadPoolExecutor(1, "flightedl-reader")
-        #: Number and round of the batch that is being read ahead, and the future that returns this batch.
-        self._ahead: tuple[int, Round, Future[pa.RecordBatch]] | None = None
-        self._number: int | None = None
-        self._step: Round | None = None
-        self._row_count = 0
+    _declared: DeclaredDataset
+    _batches: NumberedBatches
+    _read: Callable[[Round], pa.RecordBatch]
+    _batch_done: Callable[[int], None]
+    _waiting: Callable[[], Waiting]
+    _trouble_of_files: Callable[[], str]
+    #: There is only one thread, because the reader is not thread-safe.
+    _reader: ThreadPoolExecutor = field(init=False, default_factory=partial(ThreadPoolExecutor, 1, "flightedl-reader"))
+    #: Number and round of the batch that is being read ahead, and the future that returns this batch.
+    _ahead: tuple[int, Round, Future[pa.RecordBatch]] | None = field(init=False, default=None)
+    _number: int | None = field(init=False, default=None)
+    _step: Round | None = field(init=False, default=None)
+    _row_count: int = field(init=False, default=0)
 
     @property
     def schema(self) -> pa.Schema:
@@ -81,6 +76,7 @@ class NumberedDataset:
             UsageError: the number is not a non-negative integer.
             DataError: a file cannot be read.
         """
+        GUARD.check()
         if not isinstance(number, int) or number < 0:
             raise UsageError(f"number is {number!r:.80}, but must be a whole number from 0 on")
         if self._step is not None:
@@ -89,7 +85,12 @@ class NumberedDataset:
             self._read_ahead(number)
         assert self._ahead is not None
         _, step, reading = self._ahead
-        batch = self._result(reading)
+        try:
+            batch = self._result(reading)
+        except BaseException:
+            # The next call reads the batch again.
+            self._ahead = None
+            raise
         stride = 1 if self._number is None or number <= self._number else number - self._number
         self._number, self._step, self._row_count = number, step, batch.num_rows
         self._read_ahead(number + stride)

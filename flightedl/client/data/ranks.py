@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from flightedl.errors import UsageError
+from flightedl.process import machine
 
 #: Pattern that matches the default names of all independent trainers except the first one.
 _ANOTHER_TRAINER = re.compile(r"trainer-[1-9]\d*")
@@ -41,6 +42,12 @@ def rank_and_size(group: Any, name: str = "") -> tuple[int, int]:
     if callable(getattr(group, "rank", None)) and callable(getattr(group, "size", None)):
         return _checked("group", group.rank(), group.size())
     return _refused(group)
+
+
+def lasting_name(name: str) -> str:
+    """Return a name for this process that a process in its place will have, too: ``name``, its rank, or its host."""
+    rank = os.environ.get("RANK", "")  # noqa: TID251 - set by other launchers, such as torchrun
+    return name or (f"rank-{rank[:20]}" if rank else machine.host_name()[:100])
 
 
 def _refused(group: Any) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from flightedl.client.data.feed import TaskFeed
 from flightedl.client.data.read_queue import SLICE_S, KeptBytes, ReadQueue
 from flightedl.client.data.readers import Result, Transforming
 from flightedl.client.data.reading import EarlyReads, ReadTask
+from flightedl.client.data.transforms import as_exception
 from flightedl.domain.trainer import readings
 from flightedl.domain.trainer.feed import AssignedTask
 from flightedl.domain.trainer.readings import ReadBatch, ReadFailure, TaskEnd
@@ -83,8 +84,8 @@ class ReadAhead:
                 if self.stopping.is_set():
                     return
                 number += 1
-        except Exception as error:  # noqa: BLE001 - raised or reported in place of the batch
-            end: readings.Item = ReadFailure(task, number, error)
+        except BaseException as error:  # noqa: BLE001 - raised or reported in place of the batch
+            end: readings.Item = ReadFailure(task, number, as_exception(error))
         else:
             end = TaskEnd(task)
         self._transforming.put(None, str, lambda _: self._end(end))

@@ -24,7 +24,8 @@ import pyarrow as pa
 from flightedl.client.data import transforms
 from flightedl.client.data.transforms import NamedFunction, Transform, UnusableTransformError
 from flightedl.config import child_environment, thread_environment
-from flightedl.errors import DataError, UsageError
+from flightedl.domain.retries import machine_error
+from flightedl.errors import ExhaustedError, FlightedlError, UsageError
 from flightedl.process.shared_memory import host_mark
 
 #: Maximum number of undelivered batches for each reader process.
@@ -93,7 +94,7 @@ class Transforming:
         else:
             try:
                 found: Result = self.of(batch, place)
-            except DataError as error:
+            except FlightedlError as error:
                 found = error
             deliver(found)
 
@@ -101,13 +102,16 @@ class Transforming:
         """Transform a batch in this thread.
 
         Raises:
-            DataError: the transform failed.
+            UserCodeError: the transform failed.
+            MachineError: this machine has too little memory, or lacks a package.
         """
         if self._transform is None:
             return batch
         try:
             return transforms.apply(self._transform, batch)
         except Exception as error:
+            if (lacking := machine_error(error, f"{self._name} failed at {place()}")) is not None:
+                raise lacking from error
             raise transforms.failed(self._name, place(), transforms.described(error)) from error
 
     def close(self) -> None:
@@ -195,17 +199,31 @@ class _Pool:
             self._end(process)
 
     def _started(self) -> _Process:
-        process = _Process()
-        with self._lock:
-            self._processes.append(process)
-            if self._is_closing:
-                process.hang_up()
-        try:
-            process.begin(self._function)
-        except BaseException:
-            self._end(process)
-            raise
-        return process
+        """Return a new reader process.
+
+        Raises:
+            ExhaustedError: no process could be created, or several in a row ended while they started. This is not the
+                batch's fault.
+        """
+        for _ in range(_DEATHS_LIMIT):
+            try:
+                process = _Process()
+            except OSError as error:
+                raise ExhaustedError(f"this machine cannot start a reader: {error}") from error
+            with self._lock:
+                self._processes.append(process)
+                if self._is_closing:
+                    process.hang_up()
+            try:
+                process.begin(self._function)
+            except (OSError, EOFError):
+                ending = self._end(process)
+            except BaseException:
+                self._end(process)
+                raise
+            else:
+                return process
+        raise ExhaustedError(f"{_DEATHS_LIMIT} readers in a row have ended while they started{ending}")
 
     def _end(self, process: _Process) -> str:
         with self._lock:

@@ -38,7 +38,7 @@ ReadTask = Callable[[AssignedTask], Iterator[pa.RecordBatch]]
 def batches_of(files: Files, task: AssignedTask, spec: DatasetSpec, **more: Any) -> Iterator[pa.RecordBatch]:
     """Yield the batches of a task in order. For ``more`` see ``read_task``."""
     a = task.assignment
-    chunks = chunks_from_rows(a.chunks)
+    chunks = chunks_from_rows(a.chunks, a.parts)
     return read_task(files, chunks, spec, a.seed, a.epoch, a.task, a.first_batch, a.end_batch, **more)
 
 
@@ -82,7 +82,7 @@ class EarlyReads:
         batches = self._read(AssignedTask(promised))
         try:
             first = list(islice(batches, self._limit))
-        except Exception:  # noqa: BLE001 - raised again, and reported, when the task is assigned
+        except BaseException:  # noqa: BLE001 - raised again, and reported, when the task is assigned
             return
         self._begun.append((promised, first, batches))
 

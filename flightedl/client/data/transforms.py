@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from flightedl.client.data.elements import ByIndex
-from flightedl.errors import DataError, UsageError
+from flightedl.errors import DataError, UsageError, UserCodeError
 from flightedl.formats.reader import as_batch
 from flightedl.formats.sources import reason
 from flightedl.process.shared_memory import NONCE_BYTES, SharedMemory
@@ -150,9 +150,16 @@ def described(error: BaseException) -> str:
     return f"{notes}{type(error).__name__}: {reason(error)} ({lines})"
 
 
-def failed(name: str, place: str, text: str) -> DataError:
+def failed(name: str, place: str, text: str) -> UserCodeError:
     """Return the error to raise if the transform failed for these records."""
-    return DataError(f"{name} failed at {place}: {text}")
+    return UserCodeError(f"{name} failed at {place}: {text}")
+
+
+def as_exception(error: BaseException) -> Exception:
+    """Return the error to raise in the loop for an error in a reader thread, which the user's code may want to end."""
+    if isinstance(error, Exception):
+        return error
+    return UserCodeError(f"transform= or decode= cannot end the script, but raised {described(error)}")
 
 
 class Channel:

@@ -8,17 +8,22 @@ etcd, so a later start has a higher number. The rules are:
 * An incarnation runs once every rank has reported the token that it loaded, if any. If all loaded tokens are equal, all
   ranks use that token. If the tokens differ, the incarnation ends, and every rank gets an explanation.
 * The group is done when every rank of the current incarnation has reached the end of the data and left its session
-  cleanly.
+  cleanly. In a stopped job, ranks may also leave before the end of the data.
+* Once a rank knows that the job was stopped, it reports each round before it starts the round. When all ranks do so, or
+  have left, the highest reported round becomes the last one: no rank has started a later round, and all ranks end their
+  loops after this round.
 
 To find records that kill ranks, the master determines which rank ended first: one whose script raised an exception, or
-one that ended without a report. The records of its round become suspects. A suspect is cleared once all ranks of a
-later incarnation have passed it, and convicted once ``attempts_limit`` incarnations have ended at it.
+one that ended without a report. The records of its round become suspects. If a later incarnation with other ranks or
+batches ends at some of them, the others are no longer suspected. A suspect is cleared once all ranks of a later
+incarnation have passed it, and convicted once ``attempts_limit`` incarnations have ended at it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from typing import cast
 
 from msgspec.structs import replace
 
@@ -51,8 +56,11 @@ class Place:
     """The round on which a rank was working when it last reported."""
 
     at: int
+    end: int
     pieces: tuple[Piece, ...]
     heard_at: float
+    #: True if the rank reports each round before it starts the round, because the job was stopped.
+    is_stopping: bool = False
 
 
 class Group:
@@ -67,6 +75,8 @@ class Group:
         self._attempts_limit = attempts_limit
         #: Complete state for a successor. Changes replace this object and never modify it.
         self.record = GroupRecord() if record is None else record
+        #: True if a trainer has stopped the job.
+        self.is_stopped = False
         #: Rank -> its round. Not stored, because the ranks report to a successor again.
         self.places: dict[int, Place] = {}
 
@@ -146,6 +156,7 @@ class Group:
             refused="",
             is_judged=False,
             starts=self.record.starts + 1,
+            stop_after=None,
         )
 
     def _start_if_complete(self) -> None:
@@ -182,7 +193,8 @@ class Group:
             token=record.token,
             left_out=[piece for each in record.convicted for piece in each.pieces],
             # The previous incarnation may have ended before its ranks reported their rounds.
-            watched_until=max((each.at for each in record.suspects), default=0) + 1 if record.starts > 1 else 0,
+            watched_until=max((each.end for each in record.suspects), default=1) if record.starts > 1 else 0,
+            is_stopping=self.is_stopped,
         )
 
     # running
@@ -190,13 +202,28 @@ class Group:
     def at(self, request: GroupPlaceRequest, now: float) -> GroupPlaceReply:
         if not self._is_current(request) or self.record.phase != RUNNING:
             return GroupPlaceReply(is_current=False)
-        self.places[request.rank] = Place(request.at, tuple(request.pieces), now)
+        known = self.places.get(request.rank)
+        if known is None or known.at <= request.at:
+            # The rank's two threads report concurrently, so reports may arrive out of order.
+            self.places[request.rank] = Place(request.at, request.end, tuple(request.pieces), now, request.is_stopping)
         if self.record.suspects:
             passed = min((each.at for each in self.places.values()), default=0)
-            if len(self.places) == self.record.size and any(each.at < passed for each in self.record.suspects):
-                left = [each for each in self.record.suspects if each.at >= passed]
+            if len(self.places) == self.record.size and any(each.end <= passed for each in self.record.suspects):
+                left = [each for each in self.record.suspects if each.end > passed]
                 self.record = replace(self.record, suspects=left)
-        return GroupPlaceReply(every_s=max(_REPORT_S, self.record.size / _REPORTS_PER_S))
+        self._fix_end()
+        return GroupPlaceReply(
+            every_s=max(_REPORT_S, self.record.size / _REPORTS_PER_S),
+            is_stopping=self.is_stopped,
+            stop_after=self.record.stop_after,
+        )
+
+    def _fix_end(self) -> None:
+        """Choose the last round of a stopped job, once no rank can start a later one unnoticed."""
+        if self.is_stopped and self.record.stop_after is None:
+            known = {rank for rank, place in self.places.items() if place.is_stopping}
+            if all(each.has_left or rank in known for rank, each in self.record.ranks.items()):
+                self.record = replace(self.record, stop_after=max(each.at for each in self.places.values()))
 
     # ending
 
@@ -222,7 +249,8 @@ class Group:
         self._update(request.rank, has_left=True, has_finished=request.has_finished)
         ranks = self.record.ranks.values()
         if self.record.phase == RUNNING and all(each.has_left for each in ranks):
-            self.record = replace(self.record, phase=DONE if all(each.has_finished for each in ranks) else OVER)
+            is_done = self.is_stopped or all(each.has_finished for each in ranks)
+            self.record = replace(self.record, phase=DONE if is_done else OVER)
 
     def gone(self, trainer: str, generation: int) -> None:
         ranks = self.record.ranks
@@ -241,12 +269,14 @@ class Group:
         place = None if first is None else self.places.get(first)
         if self.record.is_judged or place is None or not place.pieces:
             return
-        suspects, pieces = self.record.suspects, list(place.pieces)
-        found = next(
-            (each for each in suspects if each.pieces == pieces), Suspect(at=place.at, pieces=pieces, deaths=0)
-        )
+        suspects, found = self.record.suspects, Suspect(end=place.end, pieces=list(place.pieces), deaths=0)
+        others = []
+        for each in suspects:
+            if common := _common(each.pieces, found.pieces):
+                found = Suspect(end=min(each.end, found.end), pieces=common, deaths=found.deaths + each.deaths)
+            else:
+                others.append(each)
         found = replace(found, deaths=found.deaths + 1, error=error)
-        others = [each for each in suspects if each.pieces != pieces]
         is_convicted = found.deaths >= self._attempts_limit
         self.record = replace(
             self.record,
@@ -254,6 +284,14 @@ class Group:
             suspects=others if is_convicted else [*others, found],
             convicted=[*self.record.convicted, found] if is_convicted else self.record.convicted,
         )
+
+    def inheritance(self) -> GroupRecord:
+        """Return the record for a start that has another master, and judge the ranks as if that start had begun."""
+        ended = Group(self._attempts_limit, self.record)
+        ended.places = self.places
+        ended._judge(ended._silent_longest(), SILENT)
+        last = ended.record
+        return GroupRecord(suspects=last.suspects, convicted=last.convicted, starts=last.starts)
 
     def _silent_longest(self) -> int | None:
         """Return the rank that ended without a report and whose last report is the oldest, or None."""
@@ -278,26 +316,36 @@ class Group:
             assert len(record.ranks) == record.size
             assert {each.token for each in record.ranks.values() if each.token} <= {record.token}
         if record.phase == DONE:
-            assert all(each.has_left and each.has_finished for each in record.ranks.values())
+            assert all(each.has_left and (each.has_finished or self.is_stopped) for each in record.ranks.values())
         assert all(each.deaths < self._attempts_limit for each in record.suspects)
 
 
 def without(step: plan.Round, left_out: Collection[Piece]) -> plan.Round:
     """Return a copy of a round without the records to be skipped."""
     pieces = step.pieces
-    for epoch, task, first, end in left_out:
-        if epoch == step.epoch:
-            pieces = tuple(part for piece in pieces for part in _parts(piece, task, first, end))
+    for epoch, lanes, window, lane, first, end in left_out:
+        if (epoch, lanes, window) == (step.epoch, step.order.lanes, step.order.window):
+            pieces = tuple(part for piece in pieces for part in _parts(piece, lane, first, end))
     return replace(step, pieces=pieces)
 
 
-def _parts(piece: plan.Piece, task: int, first: int, end: int) -> Iterator[plan.Piece]:
-    if piece.task != task:
+def _parts(piece: plan.Piece, lane: int, first: int, end: int) -> Iterator[plan.Piece]:
+    if piece.lane != lane:
         yield piece
         return
     before = piece.first_record, min(first, piece.end_record)
     after = max(end, piece.first_record), piece.end_record
-    yield from (plan.Piece(task, start, stop) for start, stop in (before, after) if start < stop)
+    yield from (plan.Piece(lane, start, stop) for start, stop in (before, after) if start < stop)
+
+
+def _common(some: Collection[Piece], others: Collection[Piece]) -> list[Piece]:
+    """Return the records that are in both of two lists of ranges."""
+    found = []
+    for *place, first, end in some:
+        for *other, other_first, other_end in others:
+            if place == other and (start := max(first, other_first)) < (stop := min(end, other_end)):
+                found.append((*place, start, stop))
+    return cast("list[Piece]", found)
 
 
 def _is_from(request: GroupStartRequest | GroupPlaceRequest | GroupLeaveRequest, known: GroupRank) -> bool:

@@ -8,41 +8,33 @@ So the model is trained on each batch once, and two groups never get the same ba
 
 Rules:
 
-* An epoch's batches consist of consecutive records, in the order of the epoch's tasks (see ``plan``). Its last batch
-  may be smaller.
+* An epoch's batches consist of consecutive records of its only lane (see ``lanes``), because any group may need any
+  batch. The last batch may be smaller.
 * Batches may be requested in any order. Batches after the last epoch have no records.
-
-Memory: 24 bytes per task.
 """
 
 from __future__ import annotations
 
-import numpy as np
-
-from flightedl.domain.groups.plan import Piece, Round
-from flightedl.domain.queue.permutation import Integers, KeyedPermutation, key_of
+from flightedl.domain.groups.plan import Order, Piece, Round
 
 
 class NumberedBatches:
     """Batches of all epochs.
 
     Args:
-        sizes: Number of records of each task, (task count,) int64.
+        record_count: Number of records in an epoch.
         epochs: Number of epochs, or None if it is unlimited.
-        seed: Seed with which each epoch's tasks are shuffled; None for their original order.
+        order: Order of every epoch, with one lane.
         batch_size: Number of records per batch.
     """
 
-    def __init__(self, sizes: Integers, *, epochs: int | None, seed: int | None, batch_size: int) -> None:
-        self._sizes = sizes
-        self._seed = seed
+    def __init__(self, record_count: int, *, epochs: int | None, order: Order, batch_size: int) -> None:
+        self._order = order
         self._batch_size = batch_size
-        self._record_count = int(sizes.sum())
-        self._per_epoch = -(-self._record_count // batch_size)
+        self._record_count = record_count
+        self._per_epoch = -(-record_count // batch_size)
         #: Total number of batches; None if unlimited.
         self.count = None if epochs is None else epochs * self._per_epoch
-        #: Cached (epoch, its tasks in order, number of records up to the end of each task).
-        self._order: tuple[int, Integers, Integers] | None = None
 
     def batch(self, number: int) -> Round:
         """Return the records in a batch.
@@ -52,29 +44,9 @@ class NumberedBatches:
         """
         if number < 0:
             raise ValueError(f"batches are numbered from 0, not {number}")
-        if self._per_epoch == 0 or (self.count is not None and number >= self.count):
-            return Round(number // max(self._per_epoch, 1), number, 0, ())
         epoch, within = divmod(number, self._per_epoch)
+        if self.count is not None and number >= self.count:
+            return Round(epoch, number, 0, 0, self._order, ())
         first = within * self._batch_size
-        return Round(epoch, within, first, tuple(self._pieces(epoch, first)))
-
-    def _pieces(self, epoch: int, first: int) -> list[Piece]:
-        tasks, ends = self._order_of(epoch)
         end = min(first + self._batch_size, self._record_count)
-        place = int(np.searchsorted(ends, first, side="right"))
-        pieces: list[Piece] = []
-        while first < end:
-            task, task_end = int(tasks[place]), int(ends[place])
-            before = task_end - int(self._sizes[task])
-            if first < task_end:
-                pieces.append(Piece(task, first - before, min(end, task_end) - before))
-            first, place = max(first, min(end, task_end)), place + 1
-        return pieces
-
-    def _order_of(self, epoch: int) -> tuple[Integers, Integers]:
-        if self._order is None or self._order[0] != epoch:
-            tasks = np.arange(len(self._sizes))
-            if self._seed is not None:
-                tasks = KeyedPermutation(len(tasks), key_of(self._seed, epoch)).elements_at(tasks)
-            self._order = epoch, tasks, np.cumsum(self._sizes[tasks])
-        return self._order[1:]
+        return Round(epoch, within, first, end, self._order, (Piece(0, first, end),))

@@ -2,30 +2,29 @@
 
 Rules:
 
-* A token contains a digest of the data and the seed, but it does not depend on the number of ranks or the batch size.
-  Any group that reads the same data with the same seed can therefore resume from it.
-* Equal tokens are encoded as equal strings on all ranks.
-* The string is at most 4 kB long for groups of up to 512 ranks, even if there are millions of tasks.
-* A string that is incomplete, was altered, or comes from a newer version is rejected with a one-sentence error.
+* A token contains a digest of the data, the seed and the settings of the order, but it does not depend on the number of
+  ranks or the batch size. Any group that declares the same data and order can therefore resume from it.
+* Equal tokens are encoded as equal strings on all ranks. They have about 100 characters.
+* A string that is incomplete, was altered, or comes from another version is rejected with a one-sentence error.
 """
 
 from __future__ import annotations
 
 from base64 import b85decode, b85encode
-from itertools import accumulate, pairwise
 from zlib import crc32
 
 import msgspec
 
 from flightedl.domain.groups.plan import Position
+from flightedl.domain.groups.shuffling import Shuffling
 from flightedl.errors import UsageError
 from flightedl.messages.decoding import from_msgpack
 
-VERSION = 1
+VERSION = 3
 _NAME = "flightedl-data"
 
 
-class Token(msgspec.Struct, frozen=True):
+class Token(msgspec.Struct, frozen=True, array_like=True):
     """Position in certain data."""
 
     #: Digest of the data.
@@ -33,41 +32,23 @@ class Token(msgspec.Struct, frozen=True):
     #: Seed with which the data is shuffled; None if the data is not shuffled.
     seed: int | None
     position: Position
+    shuffling: Shuffling = Shuffling()
 
     def __str__(self) -> str:
         position = self.position
         return f"epoch {position.epoch + 1} after {position.records:,} records"
 
 
-class _Stored(msgspec.Struct, frozen=True, array_like=True):
-    data: str
-    seed: int | None
-    #: The position, without its opened tasks.
-    position: Position
-    #: Indices of the opened tasks. All but the first are stored as differences from the previous index.
-    gaps: list[int]
-    firsts: list[int]
-
-
 def encode(token: Token) -> str:
     """Return the token as a string that consists of its name, version, checksum and content."""
-    position = token.position
-    numbers = [number for number, _ in position.opened]
-    stored = _Stored(
-        token.data,
-        token.seed,
-        msgspec.structs.replace(position, opened=()),
-        [after - before for before, after in pairwise([0, *numbers])],
-        [first for _, first in position.opened],
-    )
-    return _text(msgspec.msgpack.encode(stored))
+    return _text(msgspec.msgpack.encode(token))
 
 
 def decode(text: object) -> Token:
     """Decode a token.
 
     Raises:
-        UsageError: The text is damaged, comes from a newer version, or is not a token.
+        UsageError: The text is damaged, comes from another version, or is not a token.
     """
     name, _, rest = text.partition(":") if isinstance(text, str) else ("", "", "")
     version, _, rest = rest.partition(":")
@@ -78,28 +59,37 @@ def decode(text: object) -> Token:
             f"this position was saved by a newer flightedl (format {version}, this one knows {VERSION}): "
             "install the newer version, or load an older checkpoint"
         )
+    if int(version) < VERSION:
+        raise UsageError(
+            f"this position was saved by an older flightedl (format {version}, this one reads {VERSION}), which "
+            "read records in another order: resume with that version, or start without load_state_dict()"
+        )
     try:
         content = b85decode(rest.partition(":")[2])
-        stored = from_msgpack(content, _Stored)
-        opened = tuple(zip(accumulate(stored.gaps), stored.firsts, strict=True))
+        token = from_msgpack(content, Token)
     except (ValueError, msgspec.MsgspecError):
-        content, stored, opened = b"", None, ()
-    if stored is None or _text(content) != text:
+        content, token = b"", None
+    if token is None or _text(content) != text:
         raise UsageError("this position in the data is damaged or incomplete: load an older checkpoint")
-    return Token(stored.data, stored.seed, msgspec.structs.replace(stored.position, opened=opened))
+    return token
 
 
-def require_same_data(token: Token, data: str, seed: int | None) -> None:
-    """Raise UsageError unless the token belongs to the same data and seed."""
+def require_same_data(token: Token, data: str, seed: int | None, shuffling: Shuffling) -> None:
+    """Raise UsageError unless the token belongs to the same data and order."""
     if token.data != data:
         raise UsageError(
             f"this position belongs to other data (digest {token.data}, here {data}): declare the same files, "
-            "unchanged, with the same records_per_task, or start without load_state_dict()"
+            "unchanged and with the same names=, delimiter= and null_values=, or start without load_state_dict()"
         )
     if token.seed != seed:
         raise UsageError(
             f"this position belongs to {_shuffled(token.seed)}, but the data is declared with {_shuffled(seed)}: "
             "declare the same order, or start without load_state_dict()"
+        )
+    if token.shuffling != shuffling:
+        raise UsageError(
+            f"this position belongs to {token.shuffling}, but the data is declared with {shuffling}: declare the same "
+            "order, or start without load_state_dict()"
         )
 
 

@@ -2,11 +2,12 @@
 
 * ``tasks``: the queue and its rules; ``state``: the queue's data and invariants; ``values``: its inputs and outputs
 * ``order``: order in which an epoch's tasks are assigned, based on ``permutation`` and the epoch's seed (``seeds``)
-* ``batching``: the batches of a task; ``mixture``: tasks with records of several sources
+* ``batching``: the batches of a task; ``drawing`` and ``mixture``: tasks with records of several chunks or sources
 * ``pending``: assigned pieces; ``backlog``: the pieces of one trainer; ``fair_share``: maximum size of a backlog
 * ``waiting``: pieces waiting to be assigned again; ``ahead``: tasks of the next epoch that trainers may read early
 * ``clock``: a clock that stops while no piece can run
 * ``bisection``: finds the batches that make a task fail; ``failed``: quarantined batches
+* ``blame``: whether a failure convicts the piece, its trainer, the script, or nobody
 * ``reopening``: repeats done tasks whose updates were lost with a pserver
 * ``storage``: the documents stored in etcd
 

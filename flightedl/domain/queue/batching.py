@@ -16,21 +16,18 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-_MASK = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
-_FIRST = 0xBF58476D1CE4E5B9
-_SECOND = 0x94D049BB133111EB
+from flightedl.domain.splitmix64 import GOLDEN, mix, mix_all
 
 
-def batch_count(records: int, batch_size: int, *, drop_last: bool = False) -> int:
-    """Return the number of batches that ``records`` records form. If ``drop_last`` is true, count only full batches.
+def batch_count(records: int, batch_size: int) -> int:
+    """Return the number of batches that ``records`` records form.
 
     Raises:
         ValueError: the number of records is negative, or the batch size is below 1.
     """
     if records < 0 or batch_size < 1:
         raise ValueError(f"cannot divide {records} records into batches of {batch_size}")
-    return records // batch_size if drop_last else -(-records // batch_size)
+    return -(-records // batch_size)
 
 
 def batch_range(records: int, batch_size: int, batch: int) -> range:
@@ -58,20 +55,7 @@ def record_order(records: int, seed: int, epoch: int, task: int) -> npt.NDArray[
     """
     key = 0
     for part in (seed, epoch, task):
-        key = _mixed((key + part * _GOLDEN + _GOLDEN) & _MASK)
-    return np.argsort(_mixed_all(np.arange(records, dtype=np.uint64), key), kind="stable").astype(np.int64, copy=False)
-
-
-def _mixed(value: int) -> int:
-    """Apply the finalizer of splitmix64 (Steele, Lea, Flood, 2014) to one number."""
-    value = ((value ^ (value >> 30)) * _FIRST) & _MASK
-    value = ((value ^ (value >> 27)) * _SECOND) & _MASK
-    return value ^ (value >> 31)
-
-
-def _mixed_all(numbers: npt.NDArray[np.uint64], key: int) -> npt.NDArray[np.uint64]:
-    """Return the outputs at positions ``numbers + 1`` of the splitmix64 stream with seed ``key``: (n,) uint64."""
-    value = (numbers + np.uint64(1)) * np.uint64(_GOLDEN) + np.uint64(key)
-    value = (value ^ (value >> np.uint64(30))) * np.uint64(_FIRST)
-    value = (value ^ (value >> np.uint64(27))) * np.uint64(_SECOND)
-    return value ^ (value >> np.uint64(31))
+        key = mix(key + part * GOLDEN + GOLDEN)
+    # Outputs at positions 1 … records of the splitmix64 stream with this seed.
+    hashes = mix_all(np.arange(1, records + 1, dtype=np.uint64) * np.uint64(GOLDEN) + np.uint64(key))
+    return np.argsort(hashes, kind="stable").astype(np.int64, copy=False)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +25,7 @@ STOPS = ("first", "all", "repeat")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Mixture:
+class Pieces:
     """Pieces of chunks, grouped by task. All arrays except ``firsts`` have the shape (piece count,)."""
 
     chunks: Numbers
@@ -35,6 +36,16 @@ class Mixture:
     #: Index of the first piece of each task, (task count,).
     firsts: Numbers
 
+    @staticmethod
+    def concatenated(parts: Sequence[tuple[int, Pieces]]) -> Pieces:
+        """Return the tasks of several ranges of chunks, given the first chunk of each. Requires at least one range."""
+        before = accumulate((len(pieces.chunks) for _, pieces in parts), initial=0)
+        columns = [
+            (first + pieces.chunks, pieces.skipped, pieces.records, count + pieces.firsts)
+            for (first, pieces), count in zip(parts, before, strict=False)
+        ]
+        return Pieces(*map(np.concatenate, zip(*columns, strict=True)))
+
 
 def mixed(
     records: Numbers,
@@ -43,7 +54,7 @@ def mixed(
     is_cut: Sequence[bool],
     records_per_task: int = 0,
     stop: str = "first",
-) -> Mixture:
+) -> Pieces:
     """Return the tasks of a mixture.
 
     Args:
@@ -81,7 +92,7 @@ def mixed(
     task, _, chunk, skipped, counts = (joined := np.concatenate(pieces, axis=1))[
         :, np.argsort(joined[0] * len(shares) + joined[1], kind="stable")
     ]
-    return Mixture(chunk, skipped, counts, np.flatnonzero(np.diff(task, prepend=-1)))
+    return Pieces(chunk, skipped, counts, np.flatnonzero(np.diff(task, prepend=-1)))
 
 
 def _pieces(records: Numbers, given: Numbers, *, is_cut: bool) -> tuple[Numbers, Numbers, Numbers, Numbers]:

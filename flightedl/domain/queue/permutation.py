@@ -21,32 +21,23 @@ The order is not secret, and not all of the ``size!`` possible orders can occur.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import numpy.typing as npt
 
+from flightedl.domain.splitmix64 import GOLDEN, mix, mix_all
+
 Integers = npt.NDArray[np.int64]
 
-_MASK = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
-_FIRST = 0xBF58476D1CE4E5B9
-_SECOND = 0x94D049BB133111EB
 _ROUNDS = 8
-
-
-def mix(value: int) -> int:
-    """Apply the splitmix64 finalizer, a bijection of 0 … 2**64-1 in which each input bit affects all output bits."""
-    value = (value ^ (value >> 30)) * _FIRST & _MASK
-    value = (value ^ (value >> 27)) * _SECOND & _MASK
-    return value ^ (value >> 31)
 
 
 def key_of(*parts: int) -> int:
     """Derive a 64-bit key from integers, which are taken modulo 2**64. Their order matters."""
     key = 0
     for part in parts:
-        key = mix((key + _GOLDEN + mix(part & _MASK)) & _MASK)
+        key = mix(key + GOLDEN + mix(part))
     return key
 
 
@@ -125,27 +116,18 @@ class KeyedPermutation:
         return values.astype(np.int64)
 
     def _forward_all(self, values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-        low_mask, high_mask, shift = np.uint64(self._low_mask), np.uint64(self._high_mask), np.uint64(self._low_bits)
-        low = values & low_mask
-        high = values >> shift
-        keys = iter(self._keys)
-        for key in keys:
-            high ^= _mix_all(low ^ np.uint64(key)) & high_mask
-            low ^= _mix_all(high ^ np.uint64(next(keys))) & low_mask
-        return high << shift | low
+        return self._rounds(values, enumerate(self._keys))
 
     def _backward_all(self, values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        return self._rounds(values, reversed([*enumerate(self._keys)]))
+
+    def _rounds(self, values: npt.NDArray[np.uint64], keys: Iterable[tuple[int, int]]) -> npt.NDArray[np.uint64]:
         low_mask, high_mask, shift = np.uint64(self._low_mask), np.uint64(self._high_mask), np.uint64(self._low_bits)
         low = values & low_mask
         high = values >> shift
-        keys = reversed(self._keys)
-        for key in keys:
-            low ^= _mix_all(high ^ np.uint64(key)) & low_mask
-            high ^= _mix_all(low ^ np.uint64(next(keys))) & high_mask
+        for number, key in keys:
+            if number % 2:
+                low ^= mix_all(high ^ np.uint64(key)) & low_mask
+            else:
+                high ^= mix_all(low ^ np.uint64(key)) & high_mask
         return high << shift | low
-
-
-def _mix_all(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(_FIRST)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(_SECOND)
-    return values ^ (values >> np.uint64(31))

@@ -16,6 +16,7 @@ from flightedl.domain.exactly_once.intervals import IntervalSet
 from flightedl.domain.queue.ahead import Promises
 from flightedl.domain.queue.backlog import Pending
 from flightedl.domain.queue.bisection import Losses
+from flightedl.domain.queue.blame import Blame
 from flightedl.domain.queue.clock import WorkClock
 from flightedl.domain.queue.failed import FailedPieces
 from flightedl.domain.queue.order import EpochOrder, EpochSizes, order_of
@@ -33,6 +34,7 @@ class QueueState:
     __slots__ = (
         "average_count",
         "average_s",
+        "blame",
         "clock",
         "copies",
         "cursor",
@@ -74,6 +76,7 @@ class QueueState:
         self.waiting = WaitingPieces(settings.attempts_limit, self.batch_count)
         self.failed = FailedPieces(settings.failed_limit)
         self.losses = Losses()
+        self.blame = Blame(settings.attempts_limit, settings.stand_still_s)
         #: (epoch, position) -> attempts in which pieces of a task were finished, while its other pieces are open.
         self.finished_parts: dict[tuple[int, int], list[int]] = {}
         #: True if the job was stopped. Only tasks that are due are then assigned.
@@ -282,6 +285,11 @@ class QueueState:
 
     def registrations(self) -> dict[str, int]:
         return {trainer: backlog.generation for trainer, backlog in self.pending.backlogs().items()}
+
+    def suspects(self) -> list[BatchRange]:
+        """Return the pieces, waiting or assigned, whose witnesses are stored."""
+        pieces = [*self.waiting.pieces, *(pending.piece for pending in self.pending)]
+        return [piece for piece in pieces if piece.failures >= self.settings.attempts_limit]
 
     # queries for people
 

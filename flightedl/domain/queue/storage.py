@@ -22,6 +22,7 @@ import msgspec
 
 from flightedl.domain.exactly_once.intervals import IntervalSet
 from flightedl.domain.queue.backlog import Holder, Pending
+from flightedl.domain.queue.blame import Place, Testimony
 from flightedl.domain.queue.failed import BatchTable
 from flightedl.domain.queue.fair_share import HOLDING_CEILING
 from flightedl.domain.queue.order import EpochSizes
@@ -66,6 +67,8 @@ class DispatchDocument(_Document, kw_only=True):
     runs: list[tuple[Natural, Natural, Natural, Natural]] = []
     #: Other waiting pieces, as (epoch, position, first batch, end batch, failures).
     parts: list[tuple[Natural, Natural, Natural, Natural, Natural]] = []
+    #: Witnesses against suspect pieces, as in ``blame``.
+    witnesses: list[tuple[Place, list[Testimony]]] = []
     #: Finished pieces of tasks with other, open pieces: (epoch, position, attempts).
     finished_parts: list[tuple[Natural, Natural, list[Natural]]] = []
     #: Positions of tasks that must be done even though the job is stopped, as (epoch, ``IntervalSet.encode``).
@@ -146,6 +149,7 @@ def encode_parts(state: QueueState) -> tuple[bytes, bytes]:
         },
         runs=state.waiting.runs,
         parts=[_row(piece) for piece in state.waiting.pieces],
+        witnesses=state.blame.rows(state.suspects()),
         finished_parts=[(*place, attempts) for place, attempts in state.finished_parts.items()],
         due=[(epoch, positions.encode()) for epoch, positions in state.due.items()],
         failures_serial=state.failed.serial,
@@ -235,6 +239,11 @@ def is_over(dispatch: bytes, epochs: int | None) -> bool:
     return epochs is not None and document.epoch >= epochs and not is_open
 
 
+def has_failed(failures: bytes) -> bool:
+    """True if a stored queue has quarantined batches, which can be retried. Raises the same error as ``is_over``."""
+    return bool(_decoded(failures, FailuresDocument).failed)
+
+
 def _check_settings(state: QueueState, document: DispatchDocument) -> None:
     settings = state.settings
     if state.seeds.last != settings.shuffled_by:
@@ -284,6 +293,7 @@ def _restore_pieces(state: QueueState, document: DispatchDocument) -> None:
         state.waiting.put_run(epoch, start, end, failures)
     for row in document.parts:
         state.waiting.put(_piece(state, row))
+    state.blame.restore(document.witnesses)
     state.due = {epoch: IntervalSet.decode(positions) for epoch, positions in document.due}
     state.finished_parts = {(epoch, position): attempts for epoch, position, attempts in document.finished_parts}
 

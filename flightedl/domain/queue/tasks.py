@@ -27,6 +27,8 @@ Rules:
   known, otherwise in halves, until single batches are left. A batch that then fails ``confirmations`` more times is
   quarantined. The loss of a trainer weighs less than a reported failure, and does not count at all while other trainers
   are being lost too (see ``bisection``).
+* Which failures count against a piece, how many are needed to quarantine it, and when a trainer or the job has to end
+  instead, is decided by ``blame``. A trainer that failed at a piece gets others first, as long as it fails.
 * A suspect is assigned only to a trainer that holds nothing else, and the trainer gets nothing else until the suspect
   is done. So no valid piece is quarantined because another piece killed its trainer. Suspects are assigned last in
   their epoch, or first if ``SUSPECTS_LIMIT`` of them are waiting.
@@ -52,11 +54,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from flightedl.domain.exactly_once.intervals import IntervalSet
 from flightedl.domain.queue import reopening, storage
 from flightedl.domain.queue.backlog import Holder, Pending
 from flightedl.domain.queue.bisection import LOSSES_PER_REPORT, after_failure
+from flightedl.domain.queue.blame import LOST
 from flightedl.domain.queue.failed import shortened
 from flightedl.domain.queue.fair_share import HOLDING_FLOOR, may_hold_more
 from flightedl.domain.queue.state import QueueState
@@ -70,6 +74,7 @@ from flightedl.domain.queue.values import (
     Expired,
     FailedPiece,
     FailedSelector,
+    Failure,
     Finished,
     NoTaskNow,
     Quarantined,
@@ -106,6 +111,7 @@ class TaskQueue(QueueState):
         known: Collection[int] | None = None,
         trainer_count: int = 1,
         generation: int = 0,
+        witness: str = "",
     ) -> TaskGiven | NoTaskNow | EpochsDone:
         """Assign one piece to a trainer that requests work.
 
@@ -117,10 +123,12 @@ class TaskQueue(QueueState):
                 again. None if unknown.
             trainer_count: Number of trainers, at least; those that hold pieces are known.
             generation: Generation of the trainer's registration.
+            witness: Name of the trainer that outlives its process, see ``blame``; empty if unknown.
 
         Raises:
             FencedError: another registration of this trainer holds pieces; see ``trainer_departed``.
-            JobFailedError: too many pieces have failed, so none are assigned.
+            JobFailedError: too many pieces have failed, or all trainers, so no pieces are assigned.
+            TrainerFailedError: this trainer fails, so it gets no more pieces.
         """
         now = self._time(now)
         backlog = self.pending.backlog_of(trainer)
@@ -134,13 +142,17 @@ class TaskQueue(QueueState):
         if (epoch := self.next_epoch) is None:
             return EpochsDone()
         self._refuse_when_broken(epoch)
+        wait_s, failed_at = self.blame.asked(trainer, witness, now)
+        if wait_s > 0:
+            return NoTaskNow(min(wait_s, _RETRY_CEILING_S))
         limit = self.settings.attempts_limit
         if len(held) >= holding_limit or any(pending.piece.failures >= limit for pending in held.values()):
             return NoTaskNow(_RETRY_CEILING_S)
         sharers = max(trainer_count, self.pending.trainer_count)
         if not may_hold_more(backlog, self.todo(epoch), len(self.pending), sharers, self.average_s):
             return NoTaskNow(_RETRY_CEILING_S)
-        piece = self._next_piece(epoch, trainer, is_idle=not held)
+        avoided = {position for place, position, _ in failed_at if place == epoch}
+        piece = self._next_piece(epoch, trainer, now, avoided, is_idle=not held)
         if piece is not None:
             task = self.order(epoch).at(piece.position)
             pending = self.pending.hand_out(piece, task, self._new_holder(trainer, generation), now)
@@ -179,6 +191,8 @@ class TaskQueue(QueueState):
         self._note_duration(pending, attempt, now)
         attempts = [holder.attempt for holder in pending.holders]
         self.losses.forget(pending.piece)
+        self.blame.succeeded(trainer)
+        self.blame.take(pending.piece)
         self.pending.close(pending, now)
         self.finished_parts.setdefault((epoch, position), []).extend(attempts)
         return Finished(self._settle(epoch, position))
@@ -200,6 +214,7 @@ class TaskQueue(QueueState):
         if known != pending.done:
             self.pending.set_done(pending, known)
             self.pending.progressed(trainer, now)
+            self.blame.succeeded(trainer)
             self.revision += 1
 
     def fail(
@@ -210,18 +225,17 @@ class TaskQueue(QueueState):
         attempt: int,
         now: float,
         *,
-        error: str,
-        batch: int | None = None,
         generation: int = 0,
+        **failure: Any,
     ) -> Effects:
-        """Handle a trainer's report that a piece has failed. ``batch`` is the failing batch of the task, if known.
+        """Handle a trainer's report that a piece has failed. ``failure`` are the fields of ``Failure``.
 
         Raises:
             FencedError: the attempt is no longer current, and the piece is not done.
         """
         now = self._time(now)
         pending = self._held(trainer, generation, epoch, position, attempt)
-        return () if pending is None else self._lose(pending, attempt, now, error, batch, is_reported=True)
+        return () if pending is None else self._lose(pending, attempt, now, Failure(**failure))
 
     def give_back(
         self, trainer: str, epoch: int, position: int, attempt: int, now: float, *, generation: int = 0
@@ -242,7 +256,10 @@ class TaskQueue(QueueState):
         """
         now = self._time(now)
         self.promises.forget(trainer)
-        return self._lose_all(trainer, now, "its trainer died or lost its lease", 0 if is_graceful else _BEGUN_COUNT)
+        blamed_count = 0 if is_graceful else _BEGUN_COUNT
+        effects = self._lose_all(trainer, now, "its trainer died or lost its lease", blamed_count)
+        self.blame.names.pop(trainer, None)
+        return effects
 
     def tick(self, now: float, *, is_held_up: bool = False, progressed: Iterable[str] = ()) -> Effects:
         """Take back pieces that have timed out, with their trainers' backlogs. Call this about once per second.
@@ -466,25 +483,36 @@ class TaskQueue(QueueState):
             f"{average_s:.1f} s (task_timeout_factor), at least {floor_s:g} s (task_timeout_floor_s)"
         )
 
-    def _next_piece(self, epoch: int, trainer: str, is_idle: bool) -> BatchRange | None:
-        """Take the next piece of ``epoch`` that a trainer may get out of its table. Return the piece, or None."""
+    def _next_piece(
+        self, epoch: int, trainer: str, now: float, avoided: Collection[int], is_idle: bool
+    ) -> BatchRange | None:
+        """Take the next piece of ``epoch`` that a trainer may get out of its table. Return the piece, or None.
+
+        Pieces at ``avoided`` positions come after all others that are not suspect.
+        """
+
+        def suspect() -> BatchRange | None:
+            holders = self.pending.backlogs()
+            is_left = lambda piece: self.blame.leaves(piece, trainer, holders, now)  # noqa: E731
+            return self.waiting.take_suspect(epoch, is_left) if is_idle else None
+
         if self.is_stopped:
             return self.waiting.take_of(epoch, self.due.get(epoch, IntervalSet()), has_suspects=is_idle)
         if self.waiting.suspect_count(epoch) >= SUSPECTS_LIMIT:
-            return self.waiting.take_suspect(epoch) if is_idle else None
+            return suspect()
         piece: BatchRange | None = None
         if (position := self.promises.next_of(trainer, epoch)) is not None:
             piece = self.waiting.take_complete(epoch, position)
         has_new = epoch == self.epoch and not self.is_past_last and self.cursor < self.epoch_size(epoch)
         if piece is None:
-            piece = self.waiting.take_ready(epoch, self.promises.others(epoch) if has_new else ())
+            piece = self.waiting.take_ready(epoch, self.promises.others(epoch) if has_new else (), avoided)
         if piece is None and has_new:
             batch_count = self.batch_count(epoch, self.cursor)
             piece = BatchRange(epoch, self.cursor, 0, batch_count, batch_count)
             self.cursor += 1
-        if piece is not None:
-            return piece
-        return self.waiting.take_suspect(epoch) if is_idle else None
+        if piece is None and avoided:
+            piece = self.waiting.take_ready(epoch)
+        return suspect() if piece is None else piece
 
     def _copy_or_none(
         self, trainer: str, generation: int, epoch: int, now: float, is_idle: bool
@@ -556,43 +584,50 @@ class TaskQueue(QueueState):
         if blamed_count and all(pending.piece.failures < limit for _, pending in held):
             self.losses.happened_elsewhere()
         for number, (attempt, pending) in enumerate(held):
-            effects += self._lose(pending, attempt, now, error if number < blamed_count else None)
+            effects += self._lose(pending, attempt, now, Failure(error, LOST) if number < blamed_count else None)
         return tuple(effects)
 
-    def _lose(
-        self,
-        pending: Pending,
-        attempt: int,
-        now: float,
-        error: str | None,
-        batch: int | None = None,
-        *,
-        is_reported: bool = False,
-    ) -> Effects:
-        """Take back a piece from a holder. It counts as failed unless ``error`` is None."""
+    def _lose(self, pending: Pending, attempt: int, now: float, failure: Failure | None) -> Effects:
+        """Take back a piece from a holder. It counts as failed unless ``failure`` is None."""
         self.revision += 1
-        trainer, piece, settings = pending.holder(attempt).trainer, pending.piece, self.settings
-        confirmations = settings.confirmations
-        if error is not None and not is_reported:
-            confirmations *= LOSSES_PER_REPORT
-            is_single_suspect = piece.size == 1 and piece.failures >= settings.attempts_limit
-            if is_single_suspect and not self.losses.counts(piece):
-                error = None
-        self.pending.drop_holder(pending, attempt, now, failed=error is not None)
+        trainer = pending.holder(attempt).trainer
+        failure = self._counted(trainer, pending.piece, failure, now)
+        self.pending.drop_holder(pending, attempt, now, failed=failure is not None)
         if pending.holders:
             return ()
-        if error is None:
-            parts: tuple[BatchRange, ...] = (pending.piece,)
-        else:
-            parts = after_failure(pending.piece, batch, settings.attempts_limit, confirmations)
-        if len(parts) > 1:
-            sometimes("a failing task was split")
+        piece = pending.piece
+        parts = (piece,) if failure is None else self._parts(piece, failure, now)
+        suspicion = self.blame.take(piece, is_set_aside=not parts)
         for part in parts:
             for first, end in pending.done.gaps(part.first_batch, part.end_batch):
-                self.waiting.put(replace(part, first_batch=first, end_batch=end))
-        if pending.done.size == pending.piece.size:
-            return self._settle(pending.piece.epoch, pending.piece.position)
-        return () if parts else self._quarantine(pending, trainer, error or "")
+                waiting = replace(part, first_batch=first, end_batch=end)
+                self.waiting.put(waiting)
+                if len(parts) == 1 or part.failures >= self.settings.attempts_limit:
+                    self.blame.put(waiting, suspicion)
+        if pending.done.size == piece.size:
+            return self._settle(piece.epoch, piece.position)
+        return () if failure is None or parts else self._quarantine(pending, trainer, failure.error)
+
+    def _counted(self, trainer: str, piece: BatchRange, failure: Failure | None, now: float) -> Failure | None:
+        """Return a failure if it counts against the piece, otherwise None."""
+        is_single_suspect = piece.size == 1 and piece.failures >= self.settings.attempts_limit
+        if failure is None or (failure.fault == LOST and is_single_suspect and not self.losses.counts(piece)):
+            return None
+        if not self.blame.failed(trainer, piece, failure, now):
+            sometimes("a failure was not blamed on its piece")
+            return None
+        return failure
+
+    def _parts(self, piece: BatchRange, failure: Failure, now: float) -> tuple[BatchRange, ...]:
+        """Return the pieces to retry instead of a failed one; empty if it must be quarantined."""
+        confirmations = self.settings.confirmations * (LOSSES_PER_REPORT if failure.fault == LOST else 1)
+        parts = after_failure(piece, failure.batch, self.settings.attempts_limit, confirmations)
+        if len(parts) > 1:
+            sometimes("a failing task was split")
+        elif not parts and not self.blame.convicts(piece, failure.fault, now):
+            sometimes("a batch was not quarantined for lack of witnesses")
+            return (piece,)
+        return parts
 
     def _quarantine(self, pending: Pending, trainer: str, error: str) -> Effects:
         sometimes("a batch was quarantined")

@@ -37,6 +37,7 @@ class QueueSettings:
             taken back. False for data without a model.
         follow: True if tasks may be added; the last epoch then remains open until ``end_growth``.
         failed_limit: Maximum number of quarantined ranges per epoch; above it, no more tasks are assigned.
+        stand_still_s: Seconds for which trainers may fail with nothing done in between, see ``blame``.
     """
 
     task_count: int
@@ -52,6 +53,7 @@ class QueueSettings:
     is_deduplicated: bool = True
     follow: bool = False
     failed_limit: int = 10_000
+    stand_still_s: float = 600.0
 
     def __post_init__(self) -> None:
         if self.task_count < (0 if self.follow else 1):
@@ -62,8 +64,8 @@ class QueueSettings:
             raise UsageError(f"epochs is {self.epochs}, but must be at least 1, or None for endless training")
         if self.attempts_limit < 1 or self.confirmations < 0 or self.failed_limit < 0:
             raise UsageError("attempts_limit must be at least 1, confirmations and failed_limit at least 0")
-        if min(self.timeout_floor_s, self.timeout_factor, self.stuck_after_s) <= 0:
-            raise UsageError("timeout_floor_s, timeout_factor and stuck_after_s must be above 0")
+        if min(self.timeout_floor_s, self.timeout_factor, self.stuck_after_s, self.stand_still_s) <= 0:
+            raise UsageError("timeout_floor_s, timeout_factor, stuck_after_s and stand_still_s must be above 0")
 
     @property
     def shuffled_by(self) -> int | None:
@@ -91,6 +93,19 @@ class BatchRange:
     @property
     def size(self) -> int:
         return self.end_batch - self.first_batch
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A trainer's failure at a piece."""
+
+    error: str
+    #: Cause: the ``fault`` of an error, empty if unknown, or "lost" if the process ended or the piece timed out.
+    fault: str = ""
+    #: Number of the failing batch within the task; None if unknown.
+    batch: int | None = None
+    #: Location in the user's code that raised the error; empty if there is none.
+    place: str = ""
 
 
 # --- answers ---

@@ -153,13 +153,21 @@ class WaitingPieces:
         if not self._runs[epoch].size:
             del self._runs[epoch]
 
-    def take_ready(self, epoch: int, excluded: Collection[int] = ()) -> BatchRange | None:
-        """Remove and return the first ready piece of ``epoch``, except complete tasks at ``excluded`` positions."""
+    def take_ready(
+        self, epoch: int, excluded: Collection[int] = (), avoided: Collection[int] = ()
+    ) -> BatchRange | None:
+        """Remove and return the first ready piece of ``epoch``.
+
+        Excludes complete tasks at ``excluded`` positions, and all pieces at ``avoided`` positions.
+        """
         runs = self._runs.get(epoch, ())
-        complete = next((each for start, end, _ in runs for each in range(start, end) if each not in excluded), None)
-        part = self._parts[0] if self._parts and self._parts[0].epoch == epoch else None
-        if part is not None and (complete is None or part.position < complete):
-            return self._parts.pop(0)
+        places = (each for start, end, _ in runs for each in range(start, end))
+        complete = next((each for each in places if each not in excluded and each not in avoided), None)
+        start, count = _slice(self._parts, (epoch,), (epoch + 1,))
+        parts = range(start, start + count)
+        part = next((index for index in parts if self._parts[index].position not in avoided), None)
+        if part is not None and (complete is None or self._parts[part].position < complete):
+            return self._parts.pop(part)
         return None if complete is None else self.take_complete(epoch, complete)
 
     def take_of(self, epoch: int, positions: IntervalSet, *, has_suspects: bool) -> BatchRange | None:
@@ -185,10 +193,12 @@ class WaitingPieces:
             del self._runs[epoch]
         return BatchRange(epoch, position, 0, batch_count, batch_count, failures)
 
-    def take_suspect(self, epoch: int) -> BatchRange | None:
-        if self._suspects and self._suspects[0].epoch == epoch:
-            return self._suspects.pop(0)
-        return None
+    def take_suspect(
+        self, epoch: int, is_excluded: Callable[[BatchRange], bool] = lambda _: False
+    ) -> BatchRange | None:
+        start, count = _slice(self._suspects, (epoch,), (epoch + 1,))
+        wanted = (index for index in range(start, start + count) if not is_excluded(self._suspects[index]))
+        return None if (index := next(wanted, None)) is None else self._suspects.pop(index)
 
 
 def _slice(pieces: list[BatchRange], low: tuple[int, ...], high: tuple[int, ...]) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from flightedl.domain.groups.incarnation import DONE, OVER, RUNNING, Group, without
-from flightedl.domain.groups.plan import Piece, Round
+from flightedl.domain.groups.plan import Order, Piece, Round
 from flightedl.errors import FencedError, FlightedlError, UsageError
 from flightedl.messages.groups import (
     GroupLeaveRequest,
@@ -19,6 +19,16 @@ from flightedl.messages.groups import (
 )
 
 LIMIT = 3
+#: Number of records in a round.
+ROUND = 20
+
+
+def part(lane, first, end, epoch=0, order=(4, 8)):
+    """Return a range of records of a lane, as in messages."""
+    return (epoch, *order, lane, first, end)
+
+
+HARMLESS = part(0, 0, 10)
 
 
 @dataclass(frozen=True)
@@ -40,8 +50,11 @@ class Process:
         told = {"start": self.start, "size": self.size, "token": self.token, "position": self.token} | more
         return GroupStartRequest(**self._own(), **told)
 
-    def at(self, incarnation, at=0, pieces=((0, 0, 0, 10),)):
-        return GroupPlaceRequest(**self._own(), incarnation=incarnation, at=at, pieces=list(pieces))
+    def at(self, incarnation, at=0, pieces=(HARMLESS,), count=ROUND):
+        return GroupPlaceRequest(**self._own(), incarnation=incarnation, at=at, end=at + count, pieces=list(pieces))
+
+    def stopping(self, incarnation, at):
+        return msgspec.structs.replace(self.at(incarnation, at), is_stopping=True)
 
     def leave(self, incarnation, **more):
         told = {"is_clean": True, "has_finished": True} | more
@@ -326,6 +339,60 @@ def test_a_death_in_the_last_save_is_not_the_end():
     assert group.is_done
 
 
+def test_a_stopped_group_ends_after_the_highest_round_that_a_rank_may_have_started():
+    group = Group(LIMIT)
+    zero, one = processes = pair("a", 10)
+    begin(group, processes)
+    assert not group.at(zero.at(10, 16), 0.0).is_stopping
+    group.is_stopped = True
+    # Rank 0 may have started rounds that it has not reported, until it reports each round first.
+    assert group.at(one.at(10, 16), 1.0).is_stopping
+    assert group.at(one.stopping(10, 32), 2.0).stop_after is None
+    assert group.at(zero.at(10, 48), 2.0).stop_after is None
+    assert group.at(one.stopping(10, 64), 3.0).stop_after is None
+    # An outdated report of the rank's other thread changes nothing.
+    assert group.at(one.stopping(10, 48), 3.0).stop_after is None
+    assert group.at(zero.stopping(10, 64), 4.0).stop_after == 64
+    assert group.at(one.stopping(10, 80), 5.0).stop_after == 64
+    successor = as_stored(group)
+    successor.is_stopped = True
+    assert successor.at(zero.stopping(10, 64), 0.0).stop_after == 64
+    for each in processes:
+        assert not group.is_done
+        group.leave(each.leave(10))
+    group.check()
+    assert group.is_done
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_rank_that_has_left_a_stopped_group_holds_up_no_other(finished):
+    group = Group(LIMIT)
+    zero, one = processes = pair("a", 10)
+    begin(group, processes)
+    group.is_stopped = True
+    group.at(one.at(10, 32), 0.0)
+    group.leave(one.leave(10, has_finished=finished))
+    assert group.at(zero.stopping(10, 16), 1.0).stop_after == 32
+    group.leave(zero.leave(10))
+    group.check()
+    assert group.is_done
+
+
+def test_a_new_start_of_a_stopped_group_ends_after_its_first_rounds():
+    group = Group(LIMIT)
+    zero, one = processes = pair("a", 10)
+    begin(group, processes)
+    group.is_stopped = True
+    for each in processes:
+        group.at(each.stopping(10, 640), 0.0)
+    group.leave(one.leave(10, is_clean=False))
+    again = pair("b", 20)
+    begin(group, again)
+    assert group.enter(again[0].enter()).is_stopping
+    assert [group.at(each.stopping(20, 0), 1.0).stop_after for each in again] == [None, 0]
+    assert not group.at(zero.stopping(10, 0), 2.0).is_current
+
+
 def test_leaving_before_the_end_of_the_data_does_not_end_the_job():
     group = Group(LIMIT)
     processes = pair("a", 10)
@@ -342,7 +409,7 @@ def dies(group, start, first, at, pieces, how="gone"):
     """Start a group whose rank 1 dies at ``pieces``, while rank 0 is at other records of the same round."""
     zero, one = pair(start, first)
     begin(group, [zero, one])
-    group.at(zero.at(first, at, [(0, 9, 0, 10)]), 2.0)
+    group.at(zero.at(first, at, [part(9, 0, 10)]), 2.0)
     group.at(one.at(first, at, pieces), 1.0)
     if how == "raises":
         group.leave(one.leave(first, is_clean=False, error="ValueError: odd"))
@@ -358,7 +425,7 @@ def dies(group, start, first, at, pieces, how="gone"):
         assert how == "replaced"
 
 
-BAD = [(0, 3, 20, 30)]
+BAD = [part(3, 20, 30)]
 
 
 @pytest.mark.parametrize("how", ["raises", "gone", "collective", "replaced"])
@@ -381,7 +448,7 @@ def test_records_that_every_rank_has_passed_are_no_longer_suspect():
     dies(group, "a", 10, 40, BAD)
     zero, one = pair("b", 20)
     begin(group, [zero, one])
-    assert group.enter(zero.enter()).watched_until == 41
+    assert group.enter(zero.enter()).watched_until == 60
     group.at(zero.at(20, 60), 3.0)
     assert group.record.suspects
     group.at(one.at(20, 40, BAD), 3.0)
@@ -393,14 +460,14 @@ def test_records_that_every_rank_has_passed_are_no_longer_suspect():
 
 def test_suspects_at_the_round_of_the_slowest_rank_stay():
     group = Group(LIMIT)
-    dies(group, "a", 10, 60, [(0, 4, 0, 10)])
+    dies(group, "a", 10, 60, [part(4, 0, 10)])
     dies(group, "b", 20, 40, BAD)
-    assert [each.at for each in group.record.suspects] == [60, 40]
+    assert [each.end for each in group.record.suspects] == [80, 60]
     processes = pair("c", 30)
     begin(group, processes)
     for each in processes:
         group.at(each.at(30, 60), 3.0)
-    assert [each.at for each in group.record.suspects] == [60]
+    assert [each.end for each in group.record.suspects] == [80]
     before = group.record
     group.at(processes[0].at(30, 60), 4.0)
     assert group.record is before, "nothing to store"
@@ -410,7 +477,7 @@ def test_a_rank_that_has_left_cleanly_is_not_reported_as_dead():
     group = Group(LIMIT)
     zero, one = processes = pair("a", 10)
     begin(group, processes)
-    group.at(zero.at(10, 40, [(0, 9, 0, 10)]), 1.0)
+    group.at(zero.at(10, 40, [part(9, 0, 10)]), 1.0)
     group.at(one.at(10, 40, BAD), 2.0)
     group.leave(zero.leave(10))
     begin(group, pair("b", 20))
@@ -420,8 +487,33 @@ def test_a_rank_that_has_left_cleanly_is_not_reported_as_dead():
 def test_deaths_at_different_records_convict_nothing():
     group = Group(LIMIT)
     for number in range(4 * LIMIT):
-        dies(group, f"s{number}", 10 * (number + 1), 40, [(0, number, 0, 10)])
+        dies(group, f"s{number}", 10 * (number + 1), 40, [part(number, 0, 10)])
     assert not group.record.convicted
+
+
+def test_deaths_of_ranks_with_other_batches_add_up_at_the_records_that_they_share():
+    group = Group(LIMIT)
+    dies(group, "a", 10, 40, [part(2, 10, 20), part(3, 10, 20)])
+    dies(group, "b", 20, 40, [part(3, 10, 15), part(4, 10, 15)])
+    assert [(each.deaths, each.pieces) for each in group.record.suspects] == [(2, [part(3, 10, 15)])]
+    dies(group, "c", 30, 40, [part(3, 0, 12, order=(4, 9)), part(3, 0, 12, epoch=1)])
+    assert len(group.record.suspects) == 2, "these are other records"
+    dies(group, "d", 40, 20, [part(3, 0, 12)])
+    (convicted,) = group.record.convicted
+    assert (convicted.deaths, convicted.pieces) == (3, [part(3, 10, 12)])
+
+
+def test_a_suspect_is_passed_when_its_last_record_is_whatever_the_batch_size():
+    group = Group(LIMIT)
+    dies(group, "a", 10, 40, BAD)
+    processes = pair("b", 20)
+    begin(group, processes)
+    for each in processes:
+        group.at(each.at(20, 50, [part(3, 25, 27)], count=10), 3.0)
+    assert group.record.suspects
+    for each in processes:
+        group.at(each.at(20, 60, count=10), 4.0)
+    assert not group.record.suspects
 
 
 def test_a_death_before_the_first_round_raises_no_suspicion():
@@ -438,15 +530,22 @@ stretches = st.tuples(st.integers(0, 1), st.integers(0, 2), st.integers(0, 30), 
 
 @given(st.lists(stretches, max_size=4), st.lists(stretches, max_size=4))
 def test_a_round_keeps_the_records_that_are_not_excluded(taken, left_out):
-    step = Round(0, 3, 12, tuple(Piece(task, first, first + count) for _, task, first, count in taken))
-    out = [(epoch, task, first, first + count) for epoch, task, first, count in left_out]
-    forbidden = {(task, number) for epoch, task, first, end in out for number in range(first, end) if epoch == 0}
-    records = [(p.task, number) for p in step.pieces for number in range(p.first_record, p.end_record)]
+    pieces = tuple(Piece(lane, first, first + count) for _, lane, first, count in taken)
+    step = Round(0, 3, 12, 32, Order(4, 8), pieces)
+    out = [part(lane, first, first + count, epoch) for epoch, lane, first, count in left_out]
+    out += [part(lane, 0, 100, order=(4, 7)) for lane in range(3)]
+    forbidden = {
+        (lane, number)
+        for epoch, _, size, lane, first, end in out
+        for number in range(first, end)
+        if (epoch, size) == (0, 8)
+    }
+    records = [(p.lane, number) for p in step.pieces for number in range(p.first_record, p.end_record)]
 
     kept = without(step, out)
 
     assert (kept.epoch, kept.number, kept.records) == (0, 3, 12)
-    found = [(p.task, number) for p in kept.pieces for number in range(p.first_record, p.end_record)]
+    found = [(p.lane, number) for p in kept.pieces for number in range(p.first_record, p.end_record)]
     assert found == [each for each in records if each not in forbidden]
     assert all(p.first_record < p.end_record for p in kept.pieces)
 
@@ -524,3 +623,19 @@ class Starts(RuleBasedStateMachine):
 
 TestStarts = Starts.TestCase
 TestStarts.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_a_start_with_another_master_inherits_the_suspects_and_their_deaths():
+    record = GroupRecord()
+    for start in ("a", "b", "c"):
+        group = Group(LIMIT, record)
+        first, second = pair(start, 5)
+        incarnation = begin(group, (first, second))
+        # Rank 1 ends first, because its last report is the oldest one.
+        group.at(second.at(incarnation, pieces=(part(1, 0, 10),)), 1.0)
+        group.at(first.at(incarnation), 2.0)
+        before = group.record
+        record = msgspec.json.decode(msgspec.json.encode(group.inheritance()), type=GroupRecord)
+        assert group.record is before
+    assert (record.suspects, record.starts, record.incarnation) == ([], LIMIT, 0)
+    assert [(each.pieces, each.deaths) for each in record.convicted] == [([part(1, 0, 10)], LIMIT)]

@@ -2,23 +2,24 @@
 
 from collections import Counter
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flightedl.domain.groups.numbered import NumberedBatches
+from flightedl.domain.groups.plan import Order
 
-layouts = st.lists(st.integers(0, 30), min_size=1, max_size=20)
+ORDER = Order(1, 8)
 
 
 def records_of(step):
-    return [(piece.task, n) for piece in step.pieces for n in range(piece.first_record, piece.end_record)]
+    assert {piece.lane for piece in step.pieces} <= {0}
+    return [n for piece in step.pieces for n in range(piece.first_record, piece.end_record)]
 
 
-@given(layouts, st.integers(1, 40), st.none() | st.integers(0, 9), st.integers(1, 3), st.randoms())
-def test_the_batches_of_an_epoch_contain_each_record_once_in_any_order(sizes, batch_size, seed, epochs, random):
-    batches = NumberedBatches(np.array(sizes, np.int64), epochs=epochs, seed=seed, batch_size=batch_size)
+@given(st.integers(1, 300), st.integers(1, 40), st.integers(1, 3), st.randoms())
+def test_the_batches_of_an_epoch_contain_each_record_once_in_any_order(records, batch_size, epochs, random):
+    batches = NumberedBatches(records, epochs=epochs, order=ORDER, batch_size=batch_size)
     numbers = list(range(batches.count))
     random.shuffle(numbers)
     found = Counter()
@@ -26,18 +27,15 @@ def test_the_batches_of_an_epoch_contain_each_record_once_in_any_order(sizes, ba
         step = batches.batch(number)
         assert 1 <= step.record_count <= batch_size
         assert step.record_count == len(records_of(step))
-        assert all(piece.first_record < piece.end_record for piece in step.pieces)
-        found.update((step.epoch, *record) for record in records_of(step))
-    assert found == Counter(
-        (epoch, task, n) for epoch in range(epochs) for task, size in enumerate(sizes) for n in range(size)
-    )
+        found.update((step.epoch, record) for record in records_of(step))
+    assert found == Counter((epoch, n) for epoch in range(epochs) for n in range(records))
     assert batches.batch(batches.count).pieces == batches.batch(batches.count + 100).pieces == ()
 
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.booleans()), max_size=60))
 def test_a_model_has_each_batch_once_whichever_groups_take_part_and_votes_fail(steps):
     """Steps of changing numbers of replica groups, some of which are not committed."""
-    batches = NumberedBatches(np.full(7, 10, np.int64), epochs=None, seed=1, batch_size=3)
+    batches = NumberedBatches(70, epochs=None, order=ORDER, batch_size=3)
     committed, model = 0, []
     for groups, is_committed in steps:
         given_out = [records_of(batches.batch(committed + rank)) for rank in range(groups)]
@@ -47,19 +45,10 @@ def test_a_model_has_each_batch_once_whichever_groups_take_part_and_votes_fail(s
     assert model == [(number, record) for number in range(committed) for record in records_of(batches.batch(number))]
 
 
-def test_orders_of_epochs_differ_and_endless_data_has_no_count():
-    batches = NumberedBatches(np.full(50, 2, np.int64), epochs=None, seed=3, batch_size=100)
-    assert batches.count is None
-    assert records_of(batches.batch(0)) != records_of(batches.batch(1))
-    assert sorted(records_of(batches.batch(0))) == sorted(records_of(batches.batch(1)))
-
-
-def test_empty_tasks_have_no_pieces_and_endless_data_without_records_has_empty_batches():
-    batches = NumberedBatches(np.array([2, 0, 2]), epochs=1, seed=None, batch_size=4)
-    assert [piece.task for piece in batches.batch(0).pieces] == [0, 2]
-    assert NumberedBatches(np.array([0]), epochs=None, seed=None, batch_size=4).batch(3).pieces == ()
+def test_endless_data_has_no_count():
+    assert NumberedBatches(50, epochs=None, order=ORDER, batch_size=100).count is None
 
 
 def test_a_negative_number_is_refused():
     with pytest.raises(ValueError, match="from 0"):
-        NumberedBatches(np.array([1]), epochs=1, seed=None, batch_size=1).batch(-1)
+        NumberedBatches(1, epochs=1, order=ORDER, batch_size=1).batch(-1)

@@ -15,8 +15,6 @@ def test_batches_cover_each_record_once_and_only_the_last_is_short(records: int,
     assert [number for part in ranges for number in part] == list(range(records))
     assert len(ranges) == batch_count(records, size)
     assert all(len(part) == size for part in ranges[:-1])
-    full = batch_count(records, size, drop_last=True)
-    assert ranges[:full] == [part for part in ranges if len(part) == size]
 
 
 def test_a_task_may_be_empty_and_a_batch_may_have_one_record() -> None:

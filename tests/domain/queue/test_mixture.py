@@ -1,4 +1,4 @@
-"""Mixtures: shares in every task, every record at most or exactly once, chunks that must not be cut."""
+"""Piecess: shares in every task, every record at most or exactly once, chunks that must not be cut."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flightedl.domain.queue.mixture import STOPS, Mixture, mixed
+from flightedl.domain.queue.mixture import STOPS, Pieces, mixed
 
 
-def records_by_task(found: Mixture, sources: np.ndarray, count: int) -> np.ndarray:
+def records_by_task(found: Pieces, sources: np.ndarray, count: int) -> np.ndarray:
     """Return the records of each task by source, (task count, count)."""
     task = np.searchsorted(found.firsts, np.arange(len(found.chunks)), side="right") - 1
     table = np.zeros((len(found.firsts), count), np.int64)
@@ -18,7 +18,7 @@ def records_by_task(found: Mixture, sources: np.ndarray, count: int) -> np.ndarr
     return table
 
 
-def given_records(found: Mixture, records: np.ndarray) -> list[np.ndarray]:
+def given_records(found: Pieces, records: np.ndarray) -> list[np.ndarray]:
     """Return how often each record of each chunk is used."""
     times = [np.zeros(count, np.int64) for count in records]
     for chunk, skipped, count in zip(found.chunks, found.skipped, found.records, strict=True):

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flightedl.domain.queue.permutation import KeyedPermutation, key_of, mix
+from flightedl.domain.queue.permutation import KeyedPermutation, key_of
+from flightedl.domain.splitmix64 import mix
 
 keys = st.integers(-(2**70), 2**70)
 
