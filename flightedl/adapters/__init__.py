@@ -1,9 +1,9 @@
 """Adapters to external systems, one module per system. Most of them implement a protocol of ``ports``.
 
-* ``etcd``: the coordinator, implemented with etcd
+* ``etcd``, ``memory``: the coordinator, implemented with etcd, and in memory
 * ``etcd_access``, ``etcd_tokens``: address and credentials of etcd; authentication by password
 * ``etcd_program``: the etcd program on this machine, for launchers
-* ``storage``, ``patience``: files and storage on fsspec; retries of their calls
+* ``storage``, ``listing``, ``patience``: files and storage on fsspec; the files that patterns match; retries of calls
 * ``clock``: the process's clock
 * ``instruments``, ``telemetry``: metrics for Prometheus; traces and logs for OpenTelemetry
 * ``kubectl``: a Kubernetes cluster

@@ -27,16 +27,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flightedl.errors import UsageError
-from flightedl.process.importing import install_command
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-try:
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-except ImportError:
-    raise UsageError(f"certificates need the package cryptography: {install_command('tls')}") from None
+from flightedl.errors import UsageError
 
 _AUTHORITY = "authority"
 _BACKDATED = dt.timedelta(minutes=5)
@@ -81,16 +77,7 @@ def create(directory: Path, members: Sequence[Member], *, days: int, authority_d
     if (directory / "ca.pem").exists():
         raise UsageError(f"{directory} has an authority already: renew its certificates with `flightedl certs renew`")
     _new_authority(directory, authority_days, trusted=())
-    return _issue(directory, members, days)
-
-
-def renew(directory: Path, members: Sequence[Member], *, days: int) -> list[Lifetime]:
-    """Issue new certificates and keys, signed by the newest authority. Running processes keep their old ones.
-
-    Raises:
-        UsageError: there is no authority, or it would expire before the certificates.
-    """
-    return _issue(directory, members, days)
+    return renew(directory, members, days=days)
 
 
 def renew_authority(directory: Path, members: Sequence[Member], *, authority_days: int) -> None:
@@ -130,7 +117,12 @@ def _new_authority(directory: Path, days: int, trusted: Iterable[x509.Certificat
     _write(directory / "ca.pem", _pem([certificate, *trusted]))
 
 
-def _issue(directory: Path, members: Sequence[Member], days: int) -> list[Lifetime]:
+def renew(directory: Path, members: Sequence[Member], *, days: int) -> list[Lifetime]:
+    """Issue new certificates and keys, signed by the newest authority. Running processes keep their old ones.
+
+    Raises:
+        UsageError: there is no authority, or it would expire before the certificates.
+    """
     trusted = _trusted(directory)
     authority, now = trusted[0], dt.datetime.now(dt.UTC)
     try:

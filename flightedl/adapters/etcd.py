@@ -26,6 +26,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import etcd3.etcdrpc as rpc
@@ -148,6 +149,12 @@ class EtcdCoordinator:
         members = self._ask(lambda connection: connection.cluster.MemberList, rpc.MemberListRequest(), is_current=False)
         return version_of(status.version), len(members.members)
 
+    def is_full(self) -> bool:
+        """True if a member's database has reached its quota, so that etcd rejects all writes. Not part of the port."""
+        request = rpc.AlarmRequest(action=rpc.AlarmRequest.GET)
+        found = self._ask(lambda connection: connection.maintenance.Alarm, request, is_current=False)
+        return any(each.alarm == rpc.NOSPACE for each in found.alarms)
+
     def compact(self) -> None:
         """Make etcd discard all past events. Only the owner of this etcd may do this, so it is not part of the port."""
         request = rpc.CompactionRequest(revision=self.list("/").revision, physical=True)
@@ -192,14 +199,16 @@ class EtcdCoordinator:
             try:
                 reply = method(connection)(request, timeout=max(deadline - self._clock.now(), 0.001))
             except grpc.RpcError as error:
-                if _is_trouble(error):
-                    self._switch_from(index, connection, is_stuck=error.code() is grpc.StatusCode.DEADLINE_EXCEEDED)
+                is_stuck = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+                if is_stuck or error.code() is grpc.StatusCode.UNAVAILABLE:
+                    self._switch_from(index, connection, is_stuck=is_stuck)
                 if tries_left and _was_never_sent(error) and self._clock.now() < deadline:
                     continue
                 raise _meaning(error, self._endpoints[index], timeout_s, is_repeatable=is_repeatable) from None
             except ValueError:  # gRPC raises ValueError on a closed channel.
                 raise UnavailableError(_CLOSED) from None
-            self._history.saw(before, reply.header, is_current=is_current)
+            if reply.header.cluster_id:  # Replies about alarms have no header.
+                self._history.saw(before, reply.header, is_current=is_current)
             return reply
 
     def _connection(self) -> tuple[int, _Connection]:
@@ -270,37 +279,30 @@ class EtcdLease:
             self._ask(lambda connection: connection.lease.LeaseRevoke, rpc.LeaseRevokeRequest(ID=self.id))
 
 
+@dataclass(slots=True, eq=False)
 class EtcdWatch:
     """See ``ports.Watch``."""
 
-    def __init__(
-        self,
-        access: EtcdAccess,
-        prefix: str,
-        after_revision: int,
-        timeout_s: float,
-        clock: Clock,
-        history: _History,
-        on_close: Callable[[EtcdWatch], None],
-    ) -> None:
-        self._access = access
-        self._range = _range(prefix)
-        self._timeout_s = timeout_s
-        self._clock = clock
-        self._history = history
-        self._on_close = on_close
-        self._condition = threading.Condition()
-        #: Revision up to which all events have been received. Repeated events are dropped.
-        self._revision = after_revision
-        self._events: deque[WatchEvent] = deque()
-        self._stream: _Stream | None = None
-        self._stream_count = 0
-        self._reopen_at = clock.now()
-        self._received_at = 0.0
-        #: Time of the last progress request; None if anything has been received since then.
-        self._probed_at: float | None = None
-        self._is_compacted = False
-        self._is_closed = False
+    _access: EtcdAccess
+    _prefix: str
+    #: Revision up to which all events have been received. Repeated events are dropped.
+    _revision: int
+    _timeout_s: float
+    _clock: Clock
+    _history: _History
+    _on_close: Callable[[EtcdWatch], None]
+    #: The class is looked up when a watch is created, because tests of schedules replace it.
+    _condition: threading.Condition = field(init=False, default_factory=lambda: threading.Condition())  # noqa: PLW0108
+    _events: deque[WatchEvent] = field(init=False, default_factory=deque)
+    _stream: _Stream | None = field(init=False, default=None)
+    _stream_count: int = field(init=False, default=0)
+    #: Time from which a missing stream is opened.
+    _reopen_at: float = field(init=False, default=-math.inf)
+    _received_at: float = field(init=False, default=0.0)
+    #: Time of the last progress request; None if anything has been received since then.
+    _probed_at: float | None = field(init=False, default=None)
+    _is_compacted: bool = field(init=False, default=False)
+    _is_closed: bool = field(init=False, default=False)
 
     def next(self, timeout_s: float) -> tuple[WatchEvent, ...]:
         deadline = self._clock.now() + timeout_s
@@ -359,7 +361,7 @@ class EtcdWatch:
         endpoints = self._access.each_endpoint
         endpoint = endpoints[self._stream_count % len(endpoints)]
         self._stream_count += 1
-        start, end = self._range
+        start, end = _range(self._prefix)
         # Resume at the last revision seen, not at the next one. If etcd before 3.4.34 or 3.5.15 is compacted at exactly
         # the revision at which a key was deleted, it loses the deletion, and reports this only to watchers that start
         # at an earlier revision.
@@ -506,10 +508,6 @@ def _event(event: Any) -> WatchEvent:
 
 def _was_never_sent(error: Any) -> bool:
     return error.code() is grpc.StatusCode.UNAVAILABLE and (error.details() or "").startswith(_NEVER_SENT)
-
-
-def _is_trouble(error: Any) -> bool:
-    return error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 def _meaning(error: Any, endpoint: str, timeout_s: float, *, is_repeatable: bool) -> FlightedlError | LeaseLostError:

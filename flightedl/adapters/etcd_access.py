@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from flightedl.adapters.pem_files import FILES, read_file
+from flightedl.adapters.pem_files import FILES, read_file, require_valid
 from flightedl.config import CommonSettings
 
 _REPLY_LIMIT_BYTES = 64 << 20
@@ -40,7 +40,9 @@ class EtcdAccess:
 
     @classmethod
     def of(cls, chosen: CommonSettings) -> Self:
-        """Return the access that the settings describe."""
+        """Return the access that the settings describe. Raises UsageError if the certificate has expired."""
+        if chosen.etcd_tls_dir:
+            require_valid(Path(chosen.etcd_tls_dir) / "cert.pem")
         return cls(chosen.etcd, chosen.etcd_tls_dir, chosen.etcd_user, chosen.etcd_password_file)
 
     @property

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from flightedl.adapters.kubectl import Kubectl
 from flightedl.config import CommonSettings
 from flightedl.domain.notices import MetadataRequest, Notice, identification, notice_in, notice_of_node, questions
-from flightedl.errors import FlightedlError, UnavailableError
+from flightedl.errors import UnavailableError
 from flightedl.ports import Cluster
 
 _TIMEOUT_S = 2.0
@@ -33,13 +33,23 @@ class MetadataService:
         self._address = urlsplit(url).netloc
 
     def look(self) -> Notice | None:
-        """Return the current notice, if any. Raises UnavailableError if the service gives no usable answer."""
-        first = identification(self._cloud)
+        """Return the current notice, if any. Raises UnavailableError if there is none and an answer is missing."""
+        first, trouble = identification(self._cloud), None
         identity = "" if first is None else self._answer(first)
+        answers = []
+        for question in questions(self._cloud, identity):
+            try:
+                answers.append(self._answer(question))
+            except UnavailableError as error:
+                answers.append("")
+                trouble = error
         try:
-            return notice_in(self._cloud, identity, [*map(self._answer, questions(self._cloud, identity))])
+            notice = notice_in(self._cloud, identity, answers)
         except ValueError as error:
             raise UnavailableError(f"the metadata service gave an unknown answer: {error}") from None
+        if notice is None and trouble is not None:
+            raise trouble
+        return notice
 
     def acknowledge(self, notice: Notice) -> None:
         """Tell the cloud that the machine may end now, if it waits for that. Raises UnavailableError on failure."""
@@ -95,7 +105,7 @@ class NoticeWatch:
         while not self._stop.is_set():
             try:
                 self.notice = self._look()
-            except FlightedlError as error:
+            except Exception as error:  # noqa: BLE001 - an odd answer must not end the thread
                 if not has_failed:
                     self._say(f"cannot see notices about the end of this machine; retrying: {error}")
                 has_failed = True

@@ -10,12 +10,12 @@ import contextlib
 import io
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
 from flightedl.domain.retries import Patience
-from flightedl.ports import Clock, Files, FileStat, Storage, StoredFile
+from flightedl.ports import Clock, FileListing, Files, FileStat, Storage, StoredFile
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -76,7 +76,10 @@ class PatientFiles:
         """Reason why the store cannot be read at the moment; empty if it can."""
         return self._persist.trouble
 
-    def expand(self, patterns: Sequence[str], *, may_be_empty: bool = False) -> tuple[FileStat, ...]:
+    def declare(self, urls: Sequence[str], moved: Mapping[str, str] | None = None) -> None:
+        self._files.declare(urls, moved)
+
+    def expand(self, patterns: Sequence[str], *, may_be_empty: bool = False) -> FileListing:
         return self._persist(partial(self._files.expand, patterns, may_be_empty=may_be_empty))
 
     def stat(self, url: str) -> FileStat | None:

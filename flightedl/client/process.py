@@ -14,22 +14,24 @@ from typing import TypeVar
 import msgspec
 
 from flightedl.adapters.clock import SystemClock
-from flightedl.adapters.etcd import EtcdCoordinator
-from flightedl.adapters.etcd_access import EtcdAccess
 from flightedl.adapters.telemetry import telemetry
 from flightedl.client.connections import SLICE_S, Servers, persistently
 from flightedl.client.data.feed import Fetch, TaskFeed
+from flightedl.client.own_master import own_master
 from flightedl.client.probe import StepProbe
 from flightedl.client.progress import LoggedValues, ProgressReporter, metrics_page, require_files
 from flightedl.client.registration import Registration
 from flightedl.client.waiting import Waiting, Waits
 from flightedl.config import TrainerSettings
+from flightedl.coordination.coordinators import open_coordinator
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.lives import JobCoordinator
 from flightedl.domain.trainer.feed import Feed
+from flightedl.formats.dataset_spec import moved_folders
 from flightedl.messages.base import SenderOfJob, decode, encode
 from flightedl.ports import Clock
+from flightedl.process.fork_guard import GUARD
 from flightedl.recording.recorded import recorded, recording_trainer
 from flightedl.rpc.authentication import Role
 from flightedl.rpc.connector import Connector
@@ -59,15 +61,19 @@ class TrainerProcess:
     def __init__(self, chosen: TrainerSettings, job_over: Callable[[], str]) -> None:
         require_files(chosen)
         self.clock: Clock = SystemClock()
+        self._job_over = job_over
         self.keys = JobKeys(chosen.job)
         #: The launcher's name for this start of the process's group; empty if there is none.
         self.start = chosen.start
+        self.data_moved = moved_folders(chosen.data_moved)
         self._cover_s = chosen.lease_ttl_s + _TAKEOVER_S
         with contextlib.ExitStack() as stack:
             #: None if nothing is recorded.
             stack.enter_context(telemetry(chosen, "trainer", self.clock))
             self.recorder = stack.enter_context(recording_trainer(chosen.record, chosen.job, self.clock))
-            etcd = EtcdCoordinator(EtcdAccess.of(chosen), clock=self.clock)
+            #: The master that the group has started; None if the job has an etcd.
+            self.own_master = None if chosen.etcd else stack.enter_context(own_master(chosen, self.clock))
+            etcd = open_coordinator(self.own_master.access if self.own_master else chosen, clock=self.clock)
             self.coordinator = stack.enter_context(contextlib.closing(JobCoordinator(etcd, self.keys)))
             self.registration = Registration(
                 self.coordinator, self.clock, self.keys, chosen.lease_ttl_s, chosen.process_name
@@ -75,10 +81,9 @@ class TrainerProcess:
             #: Resources that the registration needs.
             self._base = stack.pop_all()
         self.directory = Directory(self.coordinator, self.keys, self.clock).start()
-        self._waits = Waits(self.clock, chosen.say_after_s, chosen.give_up_s, self._waits_for, job_over)
-        connector = Connector(
-            Caller("trainer", self.trainer), Role.TRAINER, chosen.tls_dir, chosen.integrity, chosen.same_host
-        )
+        self._waits = Waits(self.clock, chosen.say_after_s, chosen.give_up_s, self._waits_for, self._servers_over)
+        tls = (self.own_master.access.credentials or "") if self.own_master else chosen.tls_dir
+        connector = Connector(Caller("trainer", self.trainer), Role.TRAINER, tls, chosen.integrity, chosen.same_host)
         self.servers = Servers(chosen.job, self.directory, connector, self._waits.calls)
         #: The time that the script's loop spends in each activity.
         self.probe = StepProbe(self.clock.now)
@@ -94,6 +99,7 @@ class TrainerProcess:
         )
         self._page = contextlib.ExitStack()
         self._page.enter_context(metrics_page(chosen, lambda: self.progress.figures(self.registration.held.slack_s)))
+        GUARD.register(self)
 
     @property
     def trainer(self) -> str:
@@ -103,7 +109,11 @@ class TrainerProcess:
     def generation(self) -> int:
         return self.registration.generation
 
+    def _servers_over(self) -> str:
+        return (self.own_master.over() if self.own_master else "") or self._job_over()
+
     def waiting(self) -> Waiting:
+        GUARD.check()
         return self._waits.begin()
 
     def _waits_for(self, reason: str) -> None:
@@ -130,20 +140,22 @@ class TrainerProcess:
         return self.servers.master().action("log", body, timeout_s=SLICE_S)
 
     def wait_for_pservers(self, count: int) -> None:
+        """Wait until the job's first ``count`` pservers are there, or fewer if the job has been scaled down since."""
         waiting = self.waiting()
 
-        def missing(directory: Directory) -> int:
-            return count - len([index for index in directory.pservers() if index < count])
+        def missing(directory: Directory) -> tuple[int, int]:
+            wanted = min(count, directory.ps_desired() or count)
+            return wanted - len([index for index in directory.pservers() if index < wanted]), wanted
 
         def are_there(directory: Directory) -> bool | None:
-            return None if missing(directory) else True
+            return None if missing(directory)[0] else True
 
         while True:
             self.directory.require_followed()
             if self.directory.wait_until(are_there, _LOOK_S):
                 break
-            lacking = missing(self.directory)
-            waiting.because(f"{lacking} of {count} pservers are missing: start them with `flightedl pserver`")
+            lacking, wanted = missing(self.directory)
+            waiting.because(f"{lacking} of {wanted} pservers are missing: start them with `flightedl pserver`")
             waiting.pause()
         waiting.over()
 
@@ -159,10 +171,13 @@ class TrainerProcess:
 
     # the end
 
-    def close(self) -> None:
+    def close(self, *, is_clean: bool = False) -> None:
+        if self.own_master is not None:
+            self.own_master.is_clean = is_clean
         self._page.close()
         self.progress.close()
         self.registration.close()
         self.servers.close()
         self.directory.close()
         self._base.close()
+        GUARD.forget(self)

@@ -13,7 +13,6 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, SupportsFloat, Unpack, cast
 
 import numpy as np
@@ -22,28 +21,31 @@ import numpy.typing as npt
 from flightedl.client import arguments
 from flightedl.client.data.evaluation import Measure
 from flightedl.client.data.job_data import JobData
-from flightedl.client.data.options import Reading, ReadingOptions
+from flightedl.client.data.options import Reading, ReadingOptions, batch_size_of, decoding
 from flightedl.client.data.ranks import rank_and_size
 from flightedl.client.data.transforms import require_no_reader
 from flightedl.client.model.job_model import JobModel
 from flightedl.client.model.parameters import Parameters
+from flightedl.client.model.saving import Saved
 from flightedl.client.once import Once, OnceNames
 from flightedl.client.participation import Participation
 from flightedl.client.process import TrainerProcess
 from flightedl.client.tables.table import Table
 from flightedl.config import TrainerSettings, settings
-from flightedl.domain.consistency.modes import Mode
+from flightedl.domain.consistency.modes import Mode, Sync
 from flightedl.domain.model.initial import Init
 from flightedl.domain.model.optimizers import Optimizer
 from flightedl.domain.retries import is_transient
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.domain.trainer.ending import JobEnd
 from flightedl.domain.trainer.membership import TrainerMembership
-from flightedl.errors import FlightedlError, UsageError
+from flightedl.errors import FlightedlError, UsageError, exit_code_of, is_clean
 from flightedl.formats.reader import Decode
 from flightedl.messages.declarations import DatasetDeclaration
 from flightedl.messages.tasks import StopRequest
-from flightedl.process import tuning as process_tuning
+from flightedl.process import machine
+from flightedl.process.ending import script_error, watch_exits
+from flightedl.process.fork_guard import GUARD
 from flightedl.recording.recorded import recorded
 
 _CLOSED = "it was closed, for example at the end of its `with` block"
@@ -63,7 +65,8 @@ def connect(
     """Join a job as a trainer.
 
     Args:
-        etcd: ``host:port`` of etcd. The default is ``FLIGHTEDL_ETCD``.
+        etcd: ``host:port`` of etcd. The default is ``FLIGHTEDL_ETCD``. Without both, rank 0 starts a master for its
+            group, which ends with the ranks, and no etcd is needed.
         job: The job's name. The default is ``FLIGHTEDL_JOB``.
         job_over: Returns the reason why the servers will never answer again, for callers that started the servers;
             empty while they may answer.
@@ -72,16 +75,20 @@ def connect(
 
     Raises:
         UsageError: a setting is invalid.
-        UnavailableError: etcd is unreachable.
+        UnavailableError: etcd or the group's master is unreachable.
     """
+    GUARD.check()
     require_no_reader()
-    process_tuning.apply()
-    process_tuning.defer_pandas()
+    watch_exits()
+    machine.tune_trainer()
     return Job(settings(TrainerSettings, etcd=etcd, job=job, **more), job_over=job_over, begin_again=begin_again)
 
 
 class Job:
     """One trainer's session. Use it as a context manager, and only on the thread that created it."""
+
+    #: Exception that the script was handling when it opened the session.
+    _handled_at_start: BaseException | None = None
 
     def __init__(
         self,
@@ -117,6 +124,7 @@ class Job:
         process.progress.shares_model = self._shares_model
         #: Reason why this session has ended; empty while it is open.
         self._closed = ""
+        self._handled_at_start = sys.exc_info()[1]
 
     # for the script
 
@@ -133,7 +141,7 @@ class Job:
         self,
         urls: str | Path | Sequence[str | Path],
         *,
-        batch_size: int,
+        batch_size: int | None = None,
         epochs: int | None = 1,
         shuffle: bool = False,
         seed: int = 0,
@@ -144,9 +152,13 @@ class Job:
         on_corrupt: str = "fail",
         follow: bool = False,
         steps_per_batch: int = 1,
+        types: Mapping[str, str] | None = None,
+        names: str | Sequence[str] = (),
+        delimiter: str = "",
+        null_values: str | Sequence[str] = (),
         **reading: Unpack[ReadingOptions],
     ) -> Any:
-        """Declare the job's training data in every trainer. Iterating over the result yields this trainer's share.
+        r"""Declare the job's training data in every trainer. Iterating over the result yields this trainer's share.
 
         With ``group``, the trainers are the ranks of one training run whose model is managed elsewhere, for example by
         DDP or FSDP. They read the data in rounds of one batch per rank, and all ranks get the same number of batches.
@@ -166,22 +178,33 @@ class Job:
 
         Args:
             urls: One or more URLs or globs, on any fsspec file system. Relative paths refer to the trainer's directory.
-            batch_size: Maximum number of records in a batch. A batch never spans two tasks.
+            batch_size: Maximum number of records in a batch. Without ``group``, a batch never spans two tasks.
             epochs: Number of passes over the data, for the whole job; None for no limit.
-            shuffle: Shuffle the tasks, and the records within each task, by ``seed`` and epoch.
+            shuffle: Shuffle by ``seed`` and epoch. A task then consists of records of several chunks, which ``seed``
+                draws once; tasks, and records within a task, are in another order in each epoch. With ``group``, mix
+                the whole dataset; see ``lanes``.
             seed: Seed for shuffling. In a resumed job, ``shuffle`` and ``seed`` take effect with the first epoch that
                 has not begun.
             columns: Columns to read; None for all.
             filter: (column, operator, value) conditions that records must meet.
             format: Name of the format; empty to derive it from the file names.
-            records_per_task: Approximate records in a task; 0 to make each chunk (row group, record batch) one task.
+            records_per_task: Approximate records in a task; 0 to make each chunk (row group, record batch) one task,
+                or with ``shuffle``, for at least 24 tasks, or as many as there are chunks. Groups have no tasks.
             on_corrupt: Policy for corrupt chunks: "fail" or "skip".
             follow: True if more files will be added; see above.
             steps_per_batch: Number of times in a row that each batch is yielded, for one step each. Each repetition
                 counts as a separate batch; ``Dataset.step_of_batch`` is its number.
+            types: Column -> name of its pyarrow type, such as {"zip": "string"}, for columns whose type is not to be
+                inferred from the values or combined from the files. A value that does not fit is an error.
+            names: For CSV and TSV files without a header line: names of the columns, as a list, or as text in which
+                ranges stand for several names, such as "label,I1-I13,C1-C26". A file whose first line has exactly these
+                names is read as one with a header.
+            delimiter: For CSV and TSV: the ASCII character between fields; empty for "," or a tab.
+            null_values: For CSV and TSV: texts that are nulls in all columns, such as "\N".
             **reading: Options in which trainers may differ, and options of groups:
 
-                decode: For RecordIO: converts the bytes of a record to columns.
+                decode: For RecordIO and format="lines": converts the bytes of a record to columns. ``fe.decode`` has
+                ready functions.
 
                 explicit_done: A batch is done when ``Dataset.done`` says so, not when the next one is requested; for
                 jobs without parameters.
@@ -190,18 +213,38 @@ class Job:
                 that share the data, or a dimension of a DeviceMesh, if some processes need equal batches; "torchft" for
                 batches by number.
 
-                remainder: With ``group``: treatment of records that do not fill a round of full batches. "split"
-                spreads them evenly, "drop" leaves them out, and "pad" repeats records from the beginning of the epoch.
+                global_batch: With ``group``: number of records in the batches of all ranks together, instead of
+                ``batch_size``. The global batches are then the same for any number of ranks.
+
+                remainder: With ``group``: treatment of records that do not fill a global batch. "split" makes the last
+                batches smaller, "drop" leaves the records out, and "pad" repeats records.
+
+                lanes: With ``group``: number of places at which the shuffled files are read side by side, which must
+                divide the global batch; None to choose it. Without ``shuffle``, it suits files that were shuffled.
+
+                shuffle_block: With ``group``: number of records, over all lanes, that are shuffled together; 2**18.
+
+                shuffle_bytes: Memory of decoded records that bounds what ``shuffle`` mixes; 1 GiB. Must be the same in
+                all trainers. A trainer holds up to two tasks of this size, and as much of chunks for the next tasks.
+                With ``group``, it bounds ``lanes`` and ``shuffle_block``, and may be needed up to four times.
 
                 explicit_commit: With ``group``: rounds count for ``state_dict`` when ``commit`` names them.
 
                 read_ahead_mb: Memory for batches that this trainer reads ahead. The next chunk is always read, however
                 large it is.
 
+                on_lost: "raise" to end the loop with a LostDataError, after the last epoch and the final checkpoint, if
+                batches were set aside; "continue" to only print them. ``summary`` counts them either way.
+
                 transform: Converts each batch before the loop receives it, concurrently with the loop.
+
+                short_pushes: True if the mode's ``push_every`` may be far more than the batches of a task.
 
                 readers: Number of processes of this trainer that run ``transform``; 0: a thread runs it. They import
                 the module, or run the script, that defines it.
+
+                data_moved: Folder -> its new place, such as ``{"/old": "/new"}``, if files are copies of those that the
+                job has indexed. Keys and values are the same if the copies have the same names.
 
         Returns:
             A ``Dataset``; with ``group``, a ``GroupDataset``; with "torchft", a ``NumberedDataset``.
@@ -212,7 +255,7 @@ class Job:
         """
         declaration = arguments.dataset_declaration(
             urls=urls,
-            batch_size=batch_size,
+            batch_size=batch_size_of(batch_size, reading),
             epochs=epochs,
             shuffle=shuffle,
             seed=seed,
@@ -223,11 +266,21 @@ class Job:
             on_corrupt=on_corrupt,
             follow=follow,
             steps_per_batch=steps_per_batch,
+            types=types,
+            names=names,
+            delimiter=delimiter,
+            null_values=null_values,
         )
         return self._declare(declaration, reading)
 
     def mixture(
-        self, sources: Mapping[str, float], *, batch_size: int, seed: int = 0, stop: str = "first", **more: Any
+        self,
+        sources: Mapping[str, float],
+        *,
+        batch_size: int | None = None,
+        seed: int = 0,
+        stop: str = "first",
+        **more: Any,
     ) -> Any:
         """Declare training data that mixes several sources. Use this instead of ``dataset``.
 
@@ -249,7 +302,8 @@ class Job:
         """
         reading = {name: more.pop(name) for name in ReadingOptions.__annotations__.keys() & more.keys()}
         return self._declare(
-            arguments.mixture_declaration(sources, stop, batch_size, seed, more), cast("ReadingOptions", reading)
+            arguments.mixture_declaration(sources, stop, batch_size_of(batch_size, reading), seed, more),
+            cast("ReadingOptions", reading),
         )
 
     def indexed(
@@ -257,7 +311,7 @@ class Job:
         n: int | Mapping[range, float],
         get: Callable[[Any], Any],
         *,
-        batch_size: int,
+        batch_size: int | None = None,
         epochs: int | None = 1,
         shuffle: bool = False,
         seed: int = 0,
@@ -300,7 +354,7 @@ class Job:
             get,
             columns=columns,
             batched=batched,
-            batch_size=batch_size,
+            batch_size=batch_size_of(batch_size, reading),
             epochs=epochs,
             shuffle=shuffle,
             seed=seed,
@@ -317,6 +371,7 @@ class Job:
         self._require_open()
         self._data.require_undeclared()
         reading = Reading(given)
+        declaration, reading.decode = decoding(declaration, reading.decode)
         if reading.explicit_done and self._model.is_declared:
             raise UsageError(_DONE_BY_STEPS)
         if reading.group is None:
@@ -368,6 +423,7 @@ class Job:
         self._require_open()
         if self._data.explicit_done:
             raise UsageError(_DONE_BY_STEPS)
+        self._data.expect_pushes(Sync() if mode is None else Mode.chosen(mode))
         return self._model.declare(
             initial, optimizer=optimizer, mode=mode, wire=wire, error_feedback=error_feedback, dtypes=dtypes
         )
@@ -454,6 +510,7 @@ class Job:
         filter: Sequence[tuple[str, str, Any]] | None = None,  # noqa: A002 - as in ``dataset``
         format: str = "",  # noqa: A002 - as in ``dataset``
         decode: Decode | None = None,
+        **text: Any,
     ) -> dict[str, float]:
         """Evaluate on other data, together with all trainers that call this. Training is not affected.
 
@@ -468,7 +525,8 @@ class Job:
             columns: Columns to read; None for all.
             filter: (column, operator, value) conditions that records must meet.
             format: Name of the format; empty to derive it from the file names.
-            decode: For RecordIO: converts the bytes of a record to columns.
+            decode: For RecordIO and format="lines": converts the bytes of a record to columns.
+            **text: ``types``, ``names``, ``delimiter`` and ``null_values``, as in ``dataset``.
 
         Returns:
             Name -> mean over all records.
@@ -482,15 +540,16 @@ class Job:
         if decode is not None:
             arguments.function_of("decode", decode)
         declaration = arguments.dataset_declaration(
-            urls=urls, batch_size=batch_size, columns=columns, filter=filter, format=format
+            urls=urls, batch_size=batch_size, columns=columns, filter=filter, format=format, **text
         )
-        return self._data.evaluate(name, declaration, measure, decode)
+        return self._data.evaluate(name, *decoding(declaration, decode), measure)
 
     def log(self, **metrics: SupportsFloat) -> None:
         """Report metrics of the current batch. ``status`` and the progress bar show their means, weighted by records.
 
         If there is an output directory, the metrics are also written to files in it; see ``curves.files``.
         """
+        self._require_open()
         current = self._participation.current
         values = arguments.metrics_of(metrics)
         if current is not None:
@@ -530,6 +589,9 @@ class Job:
         Any trainer may call this method, even repeatedly. Ending early is not an error, and ``--resume`` can continue
         from the last checkpoint.
 
+        The ranks of a group end their loops after the same round, which the master chooses. Their last position is the
+        one after this round.
+
         Work that was lost with a pserver is repeated before the job ends, so at least one trainer should stay in its
         loop. If no trainer requests this work for 30 s, the job fails and names the tasks.
 
@@ -543,6 +605,7 @@ class Job:
         self._require_open()
         chosen = arguments.name_of("the reason", reason)
         self._process.send_to_master("stop", StopRequest, reason=chosen[:256], name=self._settings.process_name)
+        self._data.stopped()
 
     def save_model(
         self,
@@ -551,11 +614,11 @@ class Job:
         format: str = "",  # noqa: A002 - common name
         server: bool = False,
         once: Once | None = None,
-    ) -> bool:
+    ) -> Saved:
         """Write the model to one file. All trainers must call this; one of them writes the file.
 
         The n-th call for a URL within an epoch is the same request in all trainers. A later request for the same URL
-        replaces the file.
+        replaces the file. A trainer that starts during an epoch continues to count from the requests made so far.
 
         Args:
             url: Path or URL of the file, ending in .safetensors, .npz or .arrow.
@@ -565,7 +628,8 @@ class Job:
                 only one trainer writes the file.
 
         Returns:
-            True in the trainer that wrote the file, or had the master write it. False in the others.
+            "written" in the trainer that wrote the file, or had the master write it. In the others, "another wrote it",
+            or "not needed" if a newer request had already been made. Only the first of these strings is true.
 
         Raises:
             UsageError: there is no model, the session is over, the format is unknown, or (with ``server``) the job has
@@ -608,6 +672,7 @@ class Job:
         return self._process.servers.life
 
     def _require_open(self) -> None:
+        GUARD.check()
         if self._closed:
             raise UsageError(self._closed)
 
@@ -624,50 +689,52 @@ class Job:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if isinstance(error, Exception) and not isinstance(error, FlightedlError):
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, FlightedlError) and not GUARD.is_forked:
             self._data.raised(error)
         self._end(_CLOSED, error)
 
     def _leave_at_exit(self) -> None:
         try:
-            self._end("its script has ended", getattr(sys, "last_value", None))
-        except FlightedlError as error:
+            self._end("its script has ended", script_error(is_over=True))
+        except Exception as error:  # noqa: BLE001 - shown, and seen in the exit code
             # Raising an exception here would not change the exit code, but the launcher must learn that this rank
             # failed.
             sys.stdout.flush()
             sys.stderr.write(f"flightedl: {error}\n")
             sys.stderr.flush()
-            os._exit(1)
+            os._exit(exit_code_of(error))
 
     def close(self, why: str = _CLOSED) -> None:
         """Return unfinished tasks and end the lease. Does nothing if called again.
+
+        The session does not end cleanly if an exception is being handled, for example in a ``finally`` block.
 
         Args:
             why: Reason, for the errors of later calls.
 
         Raises:
             FencedError: this process is a rank of a group, and the group's current start is over.
+            Exception: the error that has ended a loop over the data.
         """
-        self._end(why, None)
+        error = script_error()
+        self._end(why, None if error is self._handled_at_start else error)
 
     def _end(self, why: str, error: BaseException | None) -> None:
-        if self._closed:
+        if self._closed or GUARD.is_forked:
             return
         self._closed = f"this session is over: {why}; connect again to continue"
         atexit.unregister(self._leave_at_exit)
-        is_clean = False
+        may_keep = False
         try:
             self._data.leave_group(error)
-            is_clean = error is None or (isinstance(error, SystemExit) and error.code in {None, 0})
+            may_keep = is_clean(exit_code_of(error))
         finally:
             self._data.close()
             self._model.close(self._closed)
-            if is_clean:
+            if may_keep:
                 self._once.keep()
-            self._process.close()
+            self._process.close(is_clean=may_keep)
 
 
 def has_process_group() -> bool:

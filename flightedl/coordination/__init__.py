@@ -1,6 +1,8 @@
 """State that processes share through etcd: the layout of the keys, leased keys, and addresses of processes.
 
 * ``keys``, ``records``: layout of the keys; values of keys that identify processes
+* ``coordinators``: choice of the coordinator by its address
+* ``flight_coordinator``: a coordinator in the memory of one process, used by other processes over Arrow Flight
 * ``keeper``: a key that this process holds by a lease
 * ``directory``: a copy of the job's keys that follows changes in etcd
 * ``lives``: revisions that keep increasing even if etcd is rolled back

@@ -46,12 +46,21 @@ class Directory:
         coordinator: Access to the keys. The directory does not close it.
         keys: The job's keys.
         clock: Clock of ``wait_until``.
+        failed: Called with the error of a subscriber, which must not keep changes from the others. Servers end then,
+            because the subscriber may not have carried out all effects of a change.
     """
 
-    def __init__(self, coordinator: Coordinator, keys: JobKeys, clock: Clock) -> None:
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        keys: JobKeys,
+        clock: Clock,
+        failed: Callable[[Exception], None] = lambda _: None,
+    ) -> None:
         self._coordinator = coordinator
         self._keys = keys
         self._clock = clock
+        self._failed = failed
         self._condition = threading.Condition()
         #: The snapshot is replaced, never modified, so readers need no lock.
         self._snapshot: tuple[Mapping[str, Entry], int] = (MappingProxyType({}), 0)
@@ -240,8 +249,9 @@ class Directory:
         for subscriber in subscribers:
             try:
                 subscriber()
-            except Exception:  # noqa: BLE001 - a failing subscriber must not keep changes from the others
+            except Exception as error:  # noqa: BLE001 - reported
                 _log.exception("a subscriber of the directory failed")
+                self._failed(error)
 
 
 def records(

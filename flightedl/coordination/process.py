@@ -9,11 +9,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import faulthandler
 import logging
-import os
-import signal
-import socket
 import sys
 import threading
 from collections.abc import Callable, Iterable
@@ -25,20 +21,19 @@ from prometheus_client import CollectorRegistry
 
 from flightedl.adapters.clock import SystemClock
 from flightedl.adapters.etcd import EtcdCoordinator
-from flightedl.adapters.etcd_access import EtcdAccess
 from flightedl.adapters.instruments import PrometheusInstruments
 from flightedl.adapters.notices import watched
 from flightedl.adapters.telemetry import telemetry
-from flightedl.config import ServerSettings
+from flightedl.config import ServerSettings, host_port
+from flightedl.coordination.coordinators import open_coordinator
 from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.lives import JobCoordinator
 from flightedl.coordination.records import ServerRecord
 from flightedl.domain.etcd_versions import warning_about
 from flightedl.errors import EXIT_START_AGAIN, FlightedlError, exit_code_of
-from flightedl.ports import Clock, Instruments, Measure, NoInstruments
-from flightedl.process import log_format
-from flightedl.process import tuning as process_tuning
+from flightedl.ports import Clock, Coordinator, Instruments, Measure, NoInstruments
+from flightedl.process import log_format, machine
 from flightedl.process.health_page import PATHS, Health
 from flightedl.process.http_page import Answer, Asked, Handler, HttpPage, patient_page
 from flightedl.process.metrics_page import Figure, Figures, Metrics
@@ -83,14 +78,22 @@ class ServerProcess(abc.ABC, Generic[Settings]):
         """Request the end of the process, because it has lost its key."""
         self.end(EXIT_START_AGAIN, what)
 
+    def failed(self, error: BaseException) -> None:
+        """Request the end of the process after a bug. The process that replaces it recovers the state."""
+        self.end(EXIT_START_AGAIN, f"it cannot continue after a bug: {error!r:.500}")
+
+    def _thread_failed(self, failure: threading.ExceptHookArgs) -> None:
+        """Handle the error that ended a thread. Other threads would wait for a thread of this process for ever."""
+        threading.__excepthook__(failure)
+        if failure.thread is not None and failure.thread.name.startswith("flightedl-"):
+            self.failed(failure.exc_value or failure.exc_type())
+
     def run(self) -> int:
         """Serve until the end of the process is requested. Return the exit code."""
-        signal.signal(signal.SIGTERM, lambda *_: self.end(0, "terminated"))
-        signal.signal(signal.SIGINT, lambda *_: self.end(0, "interrupted"))
-        etcd = EtcdCoordinator(EtcdAccess.of(self._settings), clock=self._clock)
-        threading.Thread(target=self._look_at, args=(etcd,), name="flightedl-etcd-version", daemon=True).start()
+        threading.excepthook = self._thread_failed
+        machine.on_termination(partial(self.end, 0))
         coordinator = JobCoordinator(
-            etcd,
+            self._open_coordinator(),
             self._keys,
             lambda error: self.end(exit_code_of(error), str(error)),
         )
@@ -102,6 +105,11 @@ class ServerProcess(abc.ABC, Generic[Settings]):
             recording_process(chosen.record, self.role, chosen.job, self._clock) as self._recorder,
         ):
             return self._serve(coordinator)
+
+    def _open_coordinator(self) -> Coordinator:
+        etcd = open_coordinator(self._settings, clock=self._clock)
+        threading.Thread(target=self._look_at, args=(etcd,), name="flightedl-etcd-version", daemon=True).start()
+        return etcd
 
     def _look_at(self, etcd: EtcdCoordinator) -> None:
         """Warn once if this version of etcd may lose acknowledged writes. Do nothing if etcd does not answer."""
@@ -120,9 +128,12 @@ class ServerProcess(abc.ABC, Generic[Settings]):
             ServerIdentity(chosen.job, self.role),
             host=chosen.bind,
             port=chosen.port,
-            credentials=Credentials.load(chosen.tls_dir, Role.SERVER),
+            credentials=self._load_credentials(),
             clock=self._clock,
         )
+
+    def _load_credentials(self) -> Credentials | None:
+        return Credentials.load(self._settings.tls_dir, Role.SERVER)
 
     def _instruments(self, index: int, measures: Iterable[Measure]) -> Instruments:
         """Return instruments whose measurements appear on the Prometheus page if the settings enable it."""
@@ -168,14 +179,15 @@ class ServerProcess(abc.ABC, Generic[Settings]):
         return patient_page(partial(HttpPage, "metrics page", chosen.bind, chosen.metrics_port, answer, tls))
 
     def _record(self, port: int = 0, generation: int = 0, *, refuses_standbys: bool = False) -> bytes:
-        address = f"{self._settings.advertise or self._settings.bind}:{port}" if port else ""
+        address = host_port(self._settings.advertise or self._settings.bind, port) if port else ""
         return msgspec.json.encode(
             ServerRecord(
                 address=address,
                 generation=generation,
-                name=socket.gethostname(),
-                pid=os.getpid(),
+                name=machine.host_name(),
+                pid=machine.process_id(),
                 integrity=self._settings.integrity,
+                process=self._settings.process_name,
                 refuses_standbys=refuses_standbys,
             )
         )
@@ -183,9 +195,7 @@ class ServerProcess(abc.ABC, Generic[Settings]):
 
 def run_server(process: type[ServerProcess[Settings]], chosen: Settings) -> int:
     """Run a server of this kind in this process. Return its exit code."""
-    process_tuning.apply()
-    process_tuning.allow_many_connections()
-    faulthandler.enable()
+    machine.tune_server()
     log_format.set_up(chosen.log_level, chosen.log_format)
     try:
         with telemetry(chosen, process.role, SystemClock()):

@@ -29,6 +29,8 @@ class ServerRecord(msgspec.Struct, frozen=True, kw_only=True):
     integrity: str = "auto"
     #: Version of the protocol, for clients in other languages.
     protocol: Natural = PROTOCOL
+    #: Name that the launcher gave to the process, such as "pserver-3"; empty if there is none.
+    process: str = ""
     #: True for a master whose job returns all pservers to one checkpoint, so that copies by standbys are useless.
     refuses_standbys: bool = False
 

@@ -8,7 +8,7 @@ import pytest
 
 from flightedl.adapters.clock import SystemClock
 from flightedl.coordination.keys import JobKeys
-from flightedl.testing.memory import MemoryCoordinator
+from tests.support.memory import MemoryCoordinator
 
 from .process_clock import ProcessClock
 

@@ -15,10 +15,10 @@ from flightedl.coordination.directory import Directory
 from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.records import ServerRecord, TrainerRecord
 from flightedl.ports import Delete
-from flightedl.testing.contracts.coordinator import eventually, put
-from flightedl.testing.etcd_server import EtcdServer
-from flightedl.testing.memory import MemoryCoordinator
-from flightedl.testing.proxy import TcpProxy
+from tests.support.contracts.coordinator import eventually, put
+from tests.support.etcd_server import EtcdServer
+from tests.support.memory import MemoryCoordinator
+from tests.support.proxy import TcpProxy
 
 from .process_clock import ProcessClock
 
@@ -129,6 +129,17 @@ def test_subscribers_are_called_after_the_change_even_if_another_one_raises(
     assert changed.wait(5)
     assert seen[-1] == ("flightedl-directory", 1)
     assert "a subscriber of the directory failed" in caplog.text
+
+
+def test_an_error_of_a_subscriber_is_reported(
+    coordinator: MemoryCoordinator, keys: JobKeys, clock: ProcessClock
+) -> None:
+    errors: list[Exception] = []
+    with Directory(coordinator, keys, clock, errors.append) as directory:
+        directory.subscribe(lambda: 1 // 0)
+        put(coordinator, keys.pserver(0), server("h:1"))
+        eventually(lambda: errors)
+    assert isinstance(errors[0], ZeroDivisionError)
 
 
 def test_a_wait_ends_at_its_timeout_and_at_close(

@@ -16,10 +16,10 @@ from flightedl.coordination.keeper import HeldKey, OnLost
 from flightedl.domain.tenure import TRUSTED_PART
 from flightedl.errors import FencedError, OutcomeUnknownError, UnavailableError
 from flightedl.ports import Absent, Delete, Lease, Put
-from flightedl.testing.clock import FakeClock
-from flightedl.testing.contracts.coordinator import eventually
-from flightedl.testing.etcd_server import EtcdServer
-from flightedl.testing.memory import MemoryCoordinator
+from tests.support.clock import FakeClock
+from tests.support.contracts.coordinator import eventually
+from tests.support.etcd_server import EtcdServer
+from tests.support.memory import MemoryCoordinator
 
 from .process_clock import ProcessClock
 

@@ -16,7 +16,7 @@ from flightedl.coordination.records import HistoryRecord
 from flightedl.domain.recovery.store_history import LIFE_REVISIONS
 from flightedl.errors import BegunAnewError, FlightedlError, RolledBackError
 from flightedl.ports import CreatedAt, Delete, ModifiedAt, Put, Removed, Written
-from flightedl.testing.memory import MemoryCoordinator
+from tests.support.memory import MemoryCoordinator
 
 KEYS = JobKeys("demo")
 KEY = KEYS.prefix + "a"

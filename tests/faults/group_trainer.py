@@ -5,6 +5,7 @@ Run as a script by torchrun or ``flightedl run --nproc-per-node``: DATA OUTPUT [
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -13,11 +14,9 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import flightedl as fe
@@ -33,6 +32,10 @@ class Counts:
         self.net: Any = torch.nn.Linear(epochs * RECORDS, 1, bias=False)
         torch.nn.init.zeros_(self.net.weight)
         if kind == "fsdp":
+            # Imported only if needed, because this takes as long as to import PyTorch.
+            from torch.distributed.device_mesh import init_device_mesh
+            from torch.distributed.fsdp import fully_shard
+
             fully_shard(self.net, mesh=init_device_mesh("cpu", (self.size,), mesh_dim_names=("dp",)))
         self.weight = self.net.weight
         self.trained = DistributedDataParallel(self.net) if kind == "ddp" else self.net
@@ -80,9 +83,13 @@ class Distributed:
 
     def load(self) -> None:
         if (last := self._output / "last").exists():
+            import torch.distributed.checkpoint as dcp
+
             dcp.load(self._state, checkpoint_id=self._output / last.read_text())
 
     def save(self) -> None:
+        import torch.distributed.checkpoint as dcp
+
         # All ranks have the same position, which is always later than that of the newest complete checkpoint.
         name = f"at-{self._counts.size}-{zlib.crc32(repr(self._data.state_dict()).encode())}"
         dcp.save(self._state, checkpoint_id=self._output / name)
@@ -121,12 +128,14 @@ def main(
         pause: Duration of a step in seconds.
         batch: Number of records per batch.
         poison: Record that kills its rank in the first epoch.
-        dies_saving: If 1, rank 0 kills itself during its first final save.
+        dies_saving: During its first final save, rank 0 kills itself (1) or the master that it has started (2).
     """
     _join_group()
     counts = Counts(kind, epochs)
     with fe.connect() as job:
-        data = job.dataset(path, batch_size=batch, epochs=epochs, shuffle=True, seed=7, group="auto")
+        data = job.dataset(
+            path, batch_size=batch, epochs=epochs, shuffle=True, seed=7, group="auto", on_lost="continue"
+        )
         checkpoint = (Distributed if kind == "fsdp" else WholeFile)(output, counts, data)
         checkpoint.load()
         for step, records in enumerate(data, 1):
@@ -139,8 +148,18 @@ def main(
                 checkpoint.save()
         if dies_saving and dist.get_rank() == 0 and not (output / "died").exists():
             (output / "died").touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid() if dies_saving == 1 else masters_below(os.getpid())[0].pid, signal.SIGKILL)
         checkpoint.finish()
+
+
+def masters_below(pid: int) -> list[psutil.Process]:
+    """Return the masters without etcd that processes below this one have started."""
+    found = []
+    for each in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if "flightedl.launch.group_master" in each.cmdline():
+                found.append(each)
+    return found
 
 
 def _join_group() -> None:

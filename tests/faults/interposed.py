@@ -16,7 +16,7 @@ from flightedl.adapters.etcd import EtcdCoordinator
 from flightedl.coordination.keys import JobKeys
 from flightedl.errors import FlightedlError
 from flightedl.ports import ModifiedAt, Put
-from flightedl.testing.proxy import TcpProxy
+from tests.support.proxy import TcpProxy
 
 KINDS = ("cut", "cut after request", "delay", "half open", "flip")
 

@@ -17,8 +17,8 @@ from flightedl.adapters.clock import SystemClock
 from flightedl.adapters.etcd import EtcdCoordinator
 from flightedl.adapters.etcd_program import find_etcd, member_arguments
 from flightedl.errors import FlightedlError
-from flightedl.testing.processes import ServerProcess, free_port
-from flightedl.testing.proxy import TcpProxy
+from tests.support.processes import ServerProcess, free_port
+from tests.support.proxy import TcpProxy
 
 COUNT = 3
 _START_TIMEOUT_S = 30.0

@@ -38,14 +38,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flightedl.examples.ledger import MODES, batches_of
+from flightedl.examples.ledger import MODES, batch_sizes
 from flightedl.launch.forking import ForkServer
 from flightedl.recording.account import account
 from flightedl.recording.reader import recordings_in
 from flightedl.recording.writer import SUFFIX
-from flightedl.testing.etcd_server import EtcdServer
-from flightedl.testing.marks import left_in, report
-from flightedl.testing.s3_server import S3Server
+from tests.support.etcd_server import EtcdServer
+from tests.support.marks import left_in, report
+from tests.support.s3_server import S3Server
 
 from ..launch.forked_launcher import ForkedCommand
 from . import reading_ledger
@@ -207,7 +207,9 @@ class Storm:
 
     def stored_findings(self) -> list[str]:
         """Return all errors in the checkpoint that the job left."""
-        batches, mode = self.epochs * batches_of(self.records, self.per_task, self.batch_size), MODES[self.mode]
+        mode = MODES[self.mode]
+        is_shuffled = mode.is_shuffled(self.optimizer)
+        batches = self.epochs * len(batch_sizes(self.records, self.per_task, self.batch_size, is_shuffled=is_shuffled))
         found = stored_findings(
             self.checkpoint or str(self.directory / "ck"),
             self.directory / "out" / "ledger.npz",

@@ -13,8 +13,8 @@ import flightedl as fe
 from flightedl.examples.ledger import balance
 from flightedl.launch.cluster import LocalCluster
 from flightedl.launch.programs import TrainerProgram
-from flightedl.testing.etcd_server import EtcdServer
-from flightedl.testing.proxy import TcpProxy
+from tests.support.etcd_server import EtcdServer
+from tests.support.proxy import TcpProxy
 
 from .interposed import KINDS, Interposer, strike
 

@@ -72,8 +72,8 @@ def test_killed_pservers_lose_nothing(tmp_path: Path, forks: ForkServer) -> None
 def test_every_record_counts_once_through_a_mixed_storm(tmp_path: Path, mode: str, forks: ForkServer) -> None:
     storm = Storm(tmp_path, mode, kills=8, stops=2, records=12_000, epochs=2, every_s=1.0, seed=1, limit_s=600)
     storm.per_task, storm.strikes = 2000, {"trainer+master": 1, "trainer+pserver": 1}
-    # Each task has a remainder of 20 records.
-    storm.optimizer, storm.batch_size = "adam" if mode == "bounded" else "sgd", 30
+    # The last batch of an epoch has fewer records, or of each task if records are not shuffled.
+    storm.optimizer, storm.batch_size = "adam" if mode == "bounded" else "sgd", 35
     storm.record, storm.reads = str(tmp_path / "recorded"), True
     require_exact(storm, forks)
     assert sum(storm.done.values()) >= 5

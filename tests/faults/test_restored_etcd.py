@@ -14,7 +14,7 @@ from flightedl.examples.ledger import balance
 from flightedl.launch.cluster import LocalCluster
 from flightedl.launch.programs import TrainerProgram
 from flightedl.launch.supervisor import OnEvent
-from flightedl.testing.etcd_server import EtcdServer
+from tests.support.etcd_server import EtcdServer
 
 pytestmark = [pytest.mark.etcd, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(240)]
 

@@ -15,7 +15,7 @@ from flightedl.launch.cluster import LocalCluster
 from flightedl.launch.programs import TrainerProgram
 from flightedl.launch.status import JobStatus
 from flightedl.messages.scaling import ScaleReply, ScaleRequest
-from flightedl.testing.contracts.coordinator import eventually
+from tests.support.contracts.coordinator import eventually
 
 pytestmark = [pytest.mark.etcd, pytest.mark.faults, pytest.mark.slow, pytest.mark.storm, pytest.mark.timeout(1200)]
 
