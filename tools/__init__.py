@@ -12,6 +12,5 @@
   Kubernetes
 
 Shared modules: ``lazy`` (groups of commands), ``options``, ``running`` (access to a job), ``consoles`` and
-``documents`` (YAML). For developers: ``schemas`` writes the protocol's schemas, ``manifests`` the manifests in
-``deploy/``, and ``site`` the documentation site.
+``documents`` (YAML). ``generators`` write files of this repository, and are not installed.
 """

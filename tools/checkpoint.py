@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
@@ -77,16 +78,26 @@ def list_command(url: str, job: str | None) -> None:
     found = found_checkpoints(storage, name)
     if not found:
         raise NotFoundError(f"{storage.url} has no checkpoint: check --job")
+    users: defaultdict[int, list[int]] = defaultdict(list)
     for each in found:
+        for shard in each.shards if isinstance(each, Manifest) else ():
+            for link in shard.links:
+                users[link.number].append(each.number)
+    known = {each.number: each for each in found}
+    for number in sorted(known.keys() | users.keys(), reverse=True):
+        if number not in known:
+            click.echo(f"c-{number:<6} base of c-{min(users[number])} to c-{max(users[number])}")
+            continue
+        each = known[number]
         if isinstance(each, Skipped):
-            click.echo(f"c-{each.number:<6} cannot be used: {each.reason}")
+            click.echo(f"c-{number:<6} cannot be used: {each.reason}")
             continue
         when = datetime.fromtimestamp(each.created_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         size = sum(shard.size_bytes for shard in each.shards) / 1e6
         versions = sorted({shard.lowest_version for shard in each.shards if shard.blocks})
         highest = max((shard.highest_version for shard in each.shards), default=0)
-        bases = sorted({shard.links[0].number for shard in each.shards if shard.links})
-        on = f"  on c-{bases[0]}" if bases else ""
+        first = min((shard.links[0].number for shard in each.shards if shard.links), default=None)
+        on = "" if first is None else f"  on c-{first}"
         click.echo(
             f"c-{each.number:<6} {when}  {each.pserver_count} pservers  {size:,.1f} MB  "
             f"versions {versions[0] if versions else 0}-{highest}{on}"
@@ -109,7 +120,7 @@ def save(timeout_s: float, **options: Any) -> int:
             ticket = reply.ticket
             return reply
 
-        reply = answered_within(timeout_s, clock, ask, lambda reply: reply.complete)
+        reply = answered_within(timeout_s, clock, ask, lambda reply: reply.complete, is_reached=lambda: job.is_reached)
     if not reply.complete:
         click.echo(f"not complete after {timeout_s:.0f} s{': ' + reply.trouble if reply.trouble else ''}")
         return EXIT_FAILED

@@ -12,6 +12,8 @@ import click
 
 from flightedl.launch.forking import fork_server
 
+from .options import text_of, text_options
+
 
 @click.group()
 def data() -> None:
@@ -21,11 +23,12 @@ def data() -> None:
 @data.command()
 @click.argument("urls", nargs=-1, required=True)
 @click.option("--format", "format_name", default="", help="Format of the files [by their names]")
+@text_options()
 @click.option("--job", metavar="NAME", default="data", show_default=True, help="Name of the job.")
 @click.option("--etcd", metavar="HOST:PORT", help="Use this running etcd [start one on this machine]")
 @click.option("--attempts-limit", type=click.IntRange(min=1), help="Failures of a group before a quarantine [5]")
 @click.option("--page/--no-page", default=True, help="Serve the job's web page on this machine [page]")
-def serve(urls: tuple[str, ...], format_name: str, **given: Any) -> int:
+def serve(urls: tuple[str, ...], format_name: str, types: tuple[tuple[str, str], ...], **given: Any) -> int:
     """Serve the data at URLS with an etcd and a master, and print the environment variables that ranks need.
 
     Keeps serving, however often the group is restarted, until Ctrl-C or SIGTERM.
@@ -36,7 +39,9 @@ def serve(urls: tuple[str, ...], format_name: str, **given: Any) -> int:
         from flightedl.formats.index import build_index
         from flightedl.launch.cluster import LocalCluster
 
-        found = build_index(FsspecFiles(), DatasetSpec(tuple(map(absolute_url, urls)), format_name))
+        text = text_of(*(given.pop(name) for name in ("names", "delimiter", "null_values")))
+        spec = DatasetSpec(tuple(map(absolute_url, urls)), format_name, types=types, text=text)
+        found = build_index(FsspecFiles(), spec)
         click.echo(f"serving {found.record_count:,} records of {len(found.stats)} files")
         stopped = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):

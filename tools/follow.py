@@ -9,7 +9,7 @@ import click
 from flightedl.adapters.clock import SystemClock
 from flightedl.client.following.consumer import checked_name
 from flightedl.client.following.follower import Follower
-from flightedl.config import CommonSettings, settings
+from flightedl.config import LOOPBACK, CommonSettings, host_port, is_loopback, settings
 from flightedl.errors import UsageError
 
 from .options import Number, running_job_options
@@ -73,7 +73,7 @@ def follow(kind: str, every_s: float, count: int | None, increments: int, url: s
 @running_job_options
 @_name_option
 @_wire_option
-@click.option("--bind", metavar="ADDRESS", default="127.0.0.1", show_default=True, help="Numeric address to listen on.")
+@click.option("--bind", metavar="ADDRESS", default=LOOPBACK, show_default=True, help="Numeric address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port of HTTP; 0 chooses a free one [0]")
 @click.option(
     "--flight-port", type=click.IntRange(0, 65535), default=0, help="Port of Flight; 0 chooses a free one [0]"
@@ -90,7 +90,7 @@ def serve(bind: str, port: int, flight_port: int, for_s: float | None, **options
     from flightedl.rpc.identity import ServerIdentity
     from flightedl.rpc.server import FlightServer
 
-    if options.get("tls_dir") and bind != "127.0.0.1":
+    if options.get("tls_dir") and not is_loopback(bind):
         raise UsageError("requests are not authenticated: omit --bind in a job with TLS")
     clock = SystemClock()
     with Follower(**options).wait(_WAIT_S) as follower:
@@ -100,7 +100,7 @@ def serve(bind: str, port: int, flight_port: int, for_s: float | None, **options
         page = HttpPage("lookup server", bind, port, service.page)
         try:
             server.start_serving(identity)
-            click.echo(f"serving http://{bind}:{page.port}/ and grpc://{server.address}")
+            click.echo(f"serving http://{host_port(bind, page.port)}/ and grpc://{server.address}")
             end = None if for_s is None else clock.now() + for_s
             while end is None or clock.now() < end:
                 clock.sleep(0.2)

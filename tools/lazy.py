@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -12,11 +12,25 @@ from flightedl.process.importing import without_collection
 
 
 class LazyGroup(click.Group):
-    """A group of subcommands. ``lazy`` maps a name to a module, an attribute, and one line of help."""
+    """A group of subcommands.
 
-    def __init__(self, *given: Any, lazy: Mapping[str, tuple[str, str, str]], **options: Any) -> None:
+    Args:
+        given: Arguments of ``click.Group``.
+        lazy: Name -> (module, attribute, one line of help).
+        sections: Title -> names of the commands that ``--help`` lists under it; None for a single list.
+        options: Keyword arguments of ``click.Group``.
+    """
+
+    def __init__(
+        self,
+        *given: Any,
+        lazy: Mapping[str, tuple[str, str, str]],
+        sections: Mapping[str, Sequence[str]] | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(*given, **options)
         self._lazy = lazy
+        self._sections = {"Commands": tuple(lazy)} if sections is None else sections
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*self._lazy, *super().list_commands(ctx)]
@@ -30,5 +44,7 @@ class LazyGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_module, _attribute, text) in self._lazy.items()])
+        spacing = max(map(len, self._lazy))
+        for title, names in self._sections.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(spacing), self._lazy[name][2]) for name in names])

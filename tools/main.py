@@ -10,12 +10,21 @@ Rules:
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Sequence
 
 import click
 
-from flightedl.errors import EXIT_FAILED, EXIT_START_AGAIN, EXIT_USAGE, FlightedlError, NotFoundError, exit_code_of
+from flightedl.errors import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_START_AGAIN,
+    EXIT_USAGE,
+    FlightedlError,
+    NotFoundError,
+    exit_code_of,
+)
 
 from .lazy import LazyGroup
 
@@ -50,12 +59,21 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "bench": ("flightedl_tools.bench", "bench", "Measure on this machine."),
 }
 
-EXIT_INTERRUPTED = 130
+#: Title -> names of its commands, in the order of ``flightedl --help``.
+SECTIONS = {
+    "Run and watch": ("run", "status", "top", "events", "plot", "doctor", "tasks", "mode", "scale", "autoscale"),
+    "Data": ("dataset", "data"),
+    "Checkpoints and models": ("checkpoint", "model", "follow", "serve"),
+    "Clusters": ("submit", "jobs", "logs", "cancel", "certs"),
+    "Servers": ("master", "pserver", "forget"),
+    "Development": ("prove", "replay", "bench"),
+}
 
 
 @click.group(
     cls=LazyGroup,
     lazy=COMMANDS,
+    sections=SECTIONS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(package_name="flightedl")
@@ -66,6 +84,9 @@ def command(debug: bool) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line, and end the process with its exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A terminal may lack characters that paths, errors and trainers' output contain.
+        sys.stdout.reconfigure(errors="backslashreplace")
     sys.exit(run_command_line(sys.argv[1:] if arguments is None else list(arguments)))
 
 

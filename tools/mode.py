@@ -31,10 +31,11 @@ _WAIT_S = 2.0
 @click.option("--pull-every", type=int, help="Async: steps between pulls [1]")
 @click.option("--staleness-scaled", is_flag=True, default=None, help="Async: smaller steps for older gradients")
 @click.option("--staleness", type=int, help="Bounded: versions by which a trainer may lead the slowest")
+@click.option("--short-pushes", is_flag=True, help="Permit --push-every to be far more than the batches of a task.")
 @click.option("--timeout-s", type=Number(min=0), default=60.0, show_default=True, help="Longest wait.")
 @json_option("The master's reply as one JSON object.")
 @running_job_options
-def mode(kind: str | None, timeout_s: float, as_json: bool, **options: Any) -> int:
+def mode(kind: str | None, short_pushes: bool, timeout_s: float, as_json: bool, **options: Any) -> int:
     """Show or change the consistency mode of a running job.
 
     Without an argument, shows the current mode. All pservers change the mode at the same round; no batch is lost or
@@ -46,10 +47,13 @@ def mode(kind: str | None, timeout_s: float, as_json: bool, **options: Any) -> i
     with running_job(options) as job:
 
         def ask(left_s: float) -> ModeReply:
-            request = ModeRequest(mode=tagged, wait_s=min(left_s / 2, _WAIT_S) if wanted else 0.0)
+            wait_s = min(left_s / 2, _WAIT_S) if wanted else 0.0
+            request = ModeRequest(mode=tagged, short_pushes=short_pushes, wait_s=wait_s)
             return job.change("set_mode", request, ModeReply, min(left_s, _SLICE_S))
 
-        reply = answered_within(timeout_s, clock, ask, lambda reply: wanted is None or reply.is_agreed)
+        reply = answered_within(
+            timeout_s, clock, ask, lambda reply: wanted is None or reply.is_agreed, is_reached=lambda: job.is_reached
+        )
     if as_json:
         click.echo(msgspec.json.encode(reply))
     else:
@@ -96,5 +100,5 @@ def _sentence(reply: ModeReply, *, is_change: bool) -> str:
     name = described(reply.mode)
     if reply.waiting_for and reply.round:
         return f"{name} is decided, but not yet in effect: waiting for {reply.waiting_for}"
-    began = f", since round {reply.round}" if reply.round else ""
+    began = (f", since round {reply.round}" if reply.round else "") + (reply.pushes and f"; {reply.pushes}")
     return f"mode {name} on all pservers{began}" if is_change else f"mode {name}{began}"

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from functools import reduce
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from flightedl.config import NOTICES
+from flightedl.errors import UsageError
+
+if TYPE_CHECKING:
+    from flightedl.formats.chunks import TextOptions
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -112,6 +117,35 @@ server_options = together(
     notice_option,
     job_options,
 )
+
+
+def text_options() -> Decorator:
+    """Return ``--types``, whose value is a tuple of (column, name of its type), and options of CSV and TSV files."""
+
+    def parsed(_ctx: click.Context, _option: click.Parameter, text: str) -> tuple[tuple[str, str], ...]:
+        parts = re.split(r",(?![^(\[]*[)\]])", text) if text else []
+        pairs = [part.partition("=") for part in parts]
+        if wrong := [part for part, (name, _, kind) in zip(parts, pairs, strict=True) if not name.strip() or not kind]:
+            raise UsageError(f"--types {wrong[0]!r:.80} is not COLUMN=TYPE, as in zip=string")
+        return tuple(sorted((name.strip(), kind.strip()) for name, _, kind in pairs))
+
+    text = "Types of columns, such as zip=string [inferred]"
+    return together(
+        click.option("--types", default="", metavar="A=TYPE,B=TYPE", callback=parsed, help=text),
+        click.option(
+            "--names", default="", metavar="A,B1-B9", help="Columns of CSV files without a header [first line]"
+        ),
+        click.option("--delimiter", default="", metavar="CHARACTER", help="Between fields of CSV files [, or a tab]"),
+        click.option("--null-values", multiple=True, metavar="TEXT", help="Null in all columns of CSV; repeatable."),
+    )
+
+
+def text_of(names: str, delimiter: str, null_values: Sequence[str]) -> TextOptions:
+    r"""Return the options of CSV and TSV files. A delimiter such as ``\t`` or ``\x01`` is the character so written."""
+    from flightedl.formats.chunks import TextOptions, column_names
+
+    written = {rf"\x{number:02x}": chr(number) for number in range(32)} | {r"\t": "\t"}
+    return TextOptions(column_names(names), written.get(delimiter, delimiter), tuple(null_values))
 
 
 def json_option(text: str = "One JSON object on stdout.") -> Decorator:

@@ -87,11 +87,11 @@ def _processes(seen: Observations) -> Iterable[tuple[str, str, str, str]]:
     for index, asked in sorted(seen.pservers.items()):
         reply = seen.replies.get(index)
         if reply is None:
-            yield f"pserver-{index}", asked.address, "does not answer", asked.error
+            yield seen.pserver(index), asked.address, "does not answer", asked.error
         else:
             versions = f"versions {reply.lowest_version} to {reply.highest_version}"
             size = f"{reply.blocks} blocks, {reply.size_bytes / 1e6:,.1f} MB"
-            yield f"pserver-{index}", asked.address, reply.state, f"{size}, {versions}"
+            yield seen.pserver(index), asked.address, reply.state, f"{size}, {versions}"
     for trainer in () if seen.status is None else seen.status.trainers:
         state = f"waits for {trainer.waiting_for}" if trainer.waiting_for else f"holds {trainer.holding} tasks"
         heard = f"heard {trainer.silent_s:.0f} s ago, {trainer.records:,} records"

@@ -37,6 +37,7 @@ def resume_command(arguments: Sequence[str]) -> str:
 )
 @click.option("--checkpoint", metavar="URL", help="Location of the checkpoints [no checkpoints]")
 @master_options
+@click.option("--data-moved", metavar="OLD=NEW", help="The files below OLD were copied to NEW, which may be the same.")
 @click.option("--table-memory-mb", type=int, help="MiB for rows on each pserver; 0: available memory [0]")
 @resume_option
 @click.option(
@@ -104,9 +105,11 @@ def run(
         pservers = 0 if nproc_per_node else 1
     with fork_server(trainers) as forks:
         # Imported here, so that these imports run in parallel with those of the fork server.
+        from flightedl.formats.dataset_spec import moved_folders
         from flightedl.launch.progress import JobConsole
         from flightedl.launch.run import RunOptions, run_job
 
+        moved_folders(given.get("data_moved") or "")  # The processes of the job would only reject it when they start.
         options = RunOptions(
             target=script_or_module,
             arguments=arguments,

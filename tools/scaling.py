@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 import msgspec
+from msgspec.structs import replace
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from flightedl.adapters.clock import SystemClock
@@ -113,12 +114,20 @@ def _changed(
 ) -> ScaleReply:
     """Send a request to the master. If it begins a change, wait for its end. Return the last reply."""
     with running_job(options) as job:
-        reply = _asked(job, first, timeout_s)
+        clock = SystemClock()
+        deadline = clock.now() + timeout_s
+        if first.is_cancelled:
+            # A request that is repeated at a master's successor must not end the next change.
+            running = _asked(job, ScaleRequest(), timeout_s)
+            if running.is_done:
+                return running
+            first = replace(first, change=running.change)
+        reply = _asked(job, first, max(deadline - clock.now(), 0.0))
         if is_change:
             try:
-                reply = follow_change(job.scaling, timeout_s, SystemClock(), show)
+                reply = follow_change(job.scaling, max(deadline - clock.now(), 0.0), clock, show)
             except KeyboardInterrupt:
-                reply = _asked(job, ScaleRequest(is_cancelled=True), _SLICE_S)
+                reply = _asked(job, ScaleRequest(is_cancelled=True, change=reply.change), _SLICE_S)
         return reply
 
 
@@ -126,7 +135,7 @@ def _asked(job: JobStatus, request: ScaleRequest, timeout_s: float) -> ScaleRepl
     def once(left_s: float) -> ScaleReply:
         return job.change("scale", request, ScaleReply, min(left_s, _SLICE_S))
 
-    return answered_within(timeout_s, SystemClock(), once, lambda _: True)
+    return answered_within(timeout_s, SystemClock(), once, lambda _: True, is_reached=lambda: job.is_reached)
 
 
 @contextmanager

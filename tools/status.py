@@ -12,6 +12,7 @@ from rich.table import Table
 from flightedl.domain.diagnosis.profile import in_words
 from flightedl.launch.failed import alarms_of, joined, place_of, skipped_of
 from flightedl.messages.status import (
+    STARTING_S,
     USUAL_REFUSALS,
     ConsumerStatus,
     ServerStatus,
@@ -144,9 +145,11 @@ def processes(reply: StatusReply) -> Table:
                 state += f", standby {server.standby_lag_s:.1f} s behind"
             elif server.standby:
                 state += ", standby without a copy"
-            table.add_row(f"pserver-{index}", _where(server), str(server.generation), state, _versions(server))
+            table.add_row(server.name, _where(server), str(server.generation), state, _versions(server))
     for trainer in sorted(reply.trainers, key=lambda each: (each.name or each.trainer, each.trainer)):
         state = f"waiting for {trainer.waiting_for}" if trainer.waiting_for else f"holds {trainer.holding} tasks"
+        if trainer.starting_s >= STARTING_S and not trainer.waiting_for:
+            state = f"the script has run for {trainer.starting_s:.0f} s and has not asked for a batch"
         where = f"{trainer.host} pid {trainer.pid}" if trainer.pid else trainer.host
         # Include the trainer's id, because the master's log and the list of failed tasks refer to it.
         table.add_row(

@@ -123,7 +123,7 @@ def waits(status: StatusReply) -> Iterable[str]:
     for server in status.pservers:
         if server.waits_for and server.waits_s >= _EVERY_S:
             members = ", ".join(names.get(each, each) for each in server.waits_for)
-            yield f"round {server.waits_at} of pserver-{server.index} has waited {server.waits_s:.0f} s for {members}"
+            yield f"round {server.waits_at} of {server.name} has waited {server.waits_s:.0f} s for {members}"
 
 
 def times(status: StatusReply) -> Iterable[str]:

@@ -5,9 +5,11 @@ Processes:
 * ``processes``: child processes that cannot outlive their parent
 * ``orphan_reaper``: the process that kills orphaned child processes
 * ``fork_server``: the process that forks a job's processes; ``forking``: client of the fork server
+* ``preloading``: modules that the fork server imports because the script does
 * ``etcd``: an etcd for one job
 * ``trainer``: entry point of a trainer process, which runs the user's script
 * ``programs``: settings and commands of a job's processes; ``places``: directories and free ports
+* ``group_master``: entry point of the master that rank 0 of a group starts if there is no etcd
 * ``certificates``: certificates for a job's members
 
 Jobs:

@@ -31,4 +31,4 @@ def members(job: str, etcd_hosts: Sequence[str]) -> list[Member]:
             raise UsageError(f"{host!r:.80} is neither the name nor the address of a host (--host)")
     hosts = {Role.SERVER: (SERVER_NAME,)}
     roles = [Member(role, name_in_certificate(job, role), hosts.get(role, ())) for role in Role]
-    return [*roles, Member(ETCD, "", ("localhost", "127.0.0.1", *etcd_hosts))]
+    return [*roles, Member(ETCD, "", ("localhost", "127.0.0.1", "::1", *etcd_hosts))]

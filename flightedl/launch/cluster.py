@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from flightedl.adapters.clock import SystemClock
-from flightedl.config import TrainerSettings
+from flightedl.config import LOOPBACK, TrainerSettings, host_port
 from flightedl.errors import FencedError, FlightedlError, JobFailedError, UnavailableError, UsageError
 from flightedl.launch.etcd import EmbeddedEtcd
 from flightedl.launch.forking import ForkServer, fork_server
@@ -34,6 +34,7 @@ from flightedl.launch.programs import Programs, TrainerProgram
 from flightedl.launch.scaling import DesiredPservers
 from flightedl.launch.supervisor import OnEvent, Outcome, ProcessView, Starter, Supervisor, explain
 from flightedl.ports import Storage
+from flightedl.process.fork_guard import GUARD
 
 if TYPE_CHECKING:
     from flightedl.client.session import Job
@@ -90,7 +91,7 @@ class LocalCluster:
             more["record"] = str(directory_of(record, "record"))
         page_port = free_ports(1)[0] if page else 0
         #: URL of the job's page, which works once a master is running; empty if there is no page.
-        self.page_url = f"http://127.0.0.1:{page_port}/" if page else ""
+        self.page_url = f"http://{host_port(LOOPBACK, page_port)}/" if page else ""
         self._programs = Programs(job, pservers, checkpoint, etcd, trainers, standby, page_port, standby_pservers, more)
         self.job = job
         self.pservers = pservers
@@ -105,6 +106,10 @@ class LocalCluster:
         self._resources: contextlib.ExitStack | None = None
         self._supervisor: Supervisor | None = None
         self._storage: Storage | None = None
+        #: Imports what the trainers' script imports, for later trainers. Called when processors are free.
+        self.preload: Callable[[], None] = lambda: None
+        #: Name of a slot's process for users. Set by a launcher that knows the job's status.
+        self.name_of: Callable[[Slot], str] | None = None
         #: Sessions created by ``connect``.
         self._sessions: list[Job] = []
         self._directory: Path | None = self._output_dir
@@ -210,6 +215,8 @@ class LocalCluster:
         programs = self._programs
         with contextlib.ExitStack() as stack:
             forks = self._forks or stack.enter_context(fork_server(programs.trainer_count))
+            stack.callback(forks.preload, "")
+            self.preload = partial(forks.preload, "" if programs.trainers is None else programs.trainers.target)
             if self._output_dir is None:
                 self._directory = Path(tempfile.mkdtemp(prefix="flightedl-local-"))
                 stack.callback(shutil.rmtree, self._directory, ignore_errors=True)
@@ -242,6 +249,7 @@ class LocalCluster:
                 self._report,
                 lambda pid: cleaner.revoke_for(pid) if self.revokes_leases else None,
                 self._account,
+                lambda slot: str(slot) if self.name_of is None else self.name_of(slot),
                 is_group=programs.has_group,
             )
             stack.callback(self._supervisor.stop)
@@ -259,6 +267,7 @@ class LocalCluster:
             if ready_s is not None:
                 self._wait_until_ready(ready_s)
             self._resources = stack.pop_all()
+        GUARD.register(self)
         atexit.register(self.stop)
         return self
 
@@ -268,16 +277,24 @@ class LocalCluster:
         Args:
             drain_s: Additional seconds for the servers to write a last checkpoint.
             is_hurried: Polled while stopping; all processes are killed once it returns True.
+
+        Raises:
+            Exception: the error that has ended the loop of a session.
         """
+        if GUARD.is_forked:
+            return
+        GUARD.forget(self)
         sessions, self._sessions = self._sessions, []
-        for session in sessions:
-            with contextlib.suppress(FencedError):
-                session.close(f"the cluster of job {self.job} was stopped, as at the end of its `with` block")
-        resources, self._resources = self._resources, None
-        if resources is not None:
-            atexit.unregister(self.stop)
-            self._running().stop(drain_s, is_hurried)
-            resources.close()
+        with contextlib.ExitStack() as stack:
+            resources, self._resources = self._resources, None
+            if resources is not None:
+                atexit.unregister(self.stop)
+                stack.callback(resources.close)
+                stack.callback(self._running().stop, drain_s, is_hurried)
+            for session in sessions:
+                stack.enter_context(contextlib.suppress(FencedError))
+                why = f"the cluster of job {self.job} was stopped, as at the end of its `with` block"
+                stack.callback(session.close, why)
 
     def connect(self, *, fresh: bool = False, **arguments: Any) -> Job:
         """Connect to this cluster's job with the arguments of ``fe.connect()``.
@@ -360,6 +377,7 @@ class LocalCluster:
             return account_of(status)
 
     def _running(self) -> Supervisor:
+        GUARD.check()
         if self._supervisor is None:
             raise UsageError(_NOT_STARTED)
         return self._supervisor

@@ -16,9 +16,9 @@ from typing import TypeVar
 
 import msgspec
 
-from flightedl.adapters.etcd import EtcdCoordinator
 from flightedl.adapters.etcd_access import EtcdAccess
 from flightedl.config import DoctorSettings
+from flightedl.coordination.coordinators import open_coordinator
 from flightedl.coordination.directory import decoded, records
 from flightedl.coordination.keys import JobKeys, jobs_in
 from flightedl.coordination.lives import JobCoordinator
@@ -135,21 +135,22 @@ class Doctor:
 
     def _ask_etcd(self, endpoint: str) -> tuple[Asked, Listing | None]:
         version: Version = ()
-        member_count = 0
+        member_count, is_full = 0, False
 
         def ask() -> Listing:
-            nonlocal version, member_count
-            inner = EtcdCoordinator(
+            nonlocal version, member_count, is_full
+            inner = open_coordinator(
                 dataclasses.replace(self._etcd, endpoints=endpoint), timeout_s=_CALL_S, clock=self._clock
             )
             with closing(JobCoordinator(inner, self._keys)) as coordinator:
                 listing = coordinator.list(self._keys.prefix)
                 with suppress(FlightedlError):
                     version, member_count = inner.version()
+                    is_full = inner.is_full()
                 return listing
 
         asked, listing = self._tried(endpoint, ask)
-        return dataclasses.replace(asked, version=version, member_count=member_count), listing
+        return dataclasses.replace(asked, version=version, member_count=member_count, is_full=is_full), listing
 
     def _servers(self, listing: Listing) -> list[_Server]:
         entries = {entry.key: entry for entry in listing.entries}
@@ -161,7 +162,10 @@ class Doctor:
         return found
 
     def _jobs(self) -> tuple[str, ...]:
-        with suppress(FlightedlError), closing(EtcdCoordinator(self._etcd, timeout_s=_CALL_S, clock=self._clock)) as it:
+        with (
+            suppress(FlightedlError),
+            closing(open_coordinator(self._etcd, timeout_s=_CALL_S, clock=self._clock)) as it,
+        ):
             return tuple(jobs_in(it))
         return ()
 

@@ -2,10 +2,11 @@
 
 Rules:
 
-* etcd listens only on 127.0.0.1, on ports that were free a moment earlier (it does not support port 0). If another
-  process takes one of these ports first, other ports are tried.
+* etcd listens only on the loopback interface, on ports that were free a moment earlier (it does not support port 0). If
+  another process takes one of these ports first, other ports are tried.
 * etcd's data is in a temporary directory, which :meth:`EmbeddedEtcd.close` removes. If etcd's *process* is killed,
-  :meth:`EmbeddedEtcd.start_again` restarts it with the same data and ports.
+  :meth:`EmbeddedEtcd.start_again` restarts it with the same data and ports. If the launcher and its reaper are killed,
+  the next job on this machine removes the directory, whose lock nobody holds any more.
 * etcd does not sync to disk (``--unsafe-no-fsync``). This is acceptable for data that is not needed after the job, but
   not for the etcd of a cluster. Old revisions are compacted, and the log is truncated often, so that jobs with millions
   of tasks stay small.
@@ -13,20 +14,23 @@ Rules:
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import shutil
 import tempfile
 import threading
 from pathlib import Path
 from typing import Self
 
 from flightedl.adapters.etcd_program import find_etcd, member_arguments
-from flightedl.config import child_environment
+from flightedl.config import LOOPBACK, child_environment, host_port
 from flightedl.domain.etcd_versions import is_sound
 from flightedl.errors import UnavailableError
 from flightedl.launch.places import free_ports
 from flightedl.launch.policy import describe_exit
 from flightedl.launch.processes import Child, Children
 
-_HOST = "127.0.0.1"
+_PREFIX, _LOCK = "flightedl-etcd-", "launcher.lock"
 _PORT_ATTEMPTS = 5
 _READY_S = 60.0
 _READY_POLL_S = 0.02
@@ -51,8 +55,14 @@ class EmbeddedEtcd:
                 "is killed, and batches then count twice or not at all. Kills of all other processes are safe. "
                 "Install etcd 3.4.23, 3.5.3 or newer, for example by `apt-get install etcd-server`"
             )
-        self._directory = Path(tempfile.mkdtemp(prefix="flightedl-etcd-"))
+        sweep()
+        self._directory = Path(tempfile.mkdtemp(prefix=_PREFIX))
         children.adopt_directory(self._directory)
+        new = self._directory / "new.lock"
+        self._lock = new.open("w")
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        # Only now, because another launcher deletes the directory if it finds the lock free.
+        new.rename(self._directory / _LOCK)
         self._ports: tuple[int, int] | None = None
         self._child: Child | None = None
 
@@ -61,7 +71,7 @@ class EmbeddedEtcd:
         """``host:port`` for clients. Valid once etcd has started."""
         if self._ports is None:
             raise ValueError("etcd was not started")
-        return f"{_HOST}:{self._ports[0]}"
+        return host_port(LOOPBACK, self._ports[0])
 
     @property
     def child(self) -> Child:
@@ -113,6 +123,7 @@ class EmbeddedEtcd:
         if self._child is not None:
             self._children.stop([self._child], grace_s=0.5)
         self._children.remove_directory(self._directory)
+        self._lock.close()
 
     def __enter__(self) -> Self:
         self.start()
@@ -122,7 +133,7 @@ class EmbeddedEtcd:
         self.close()
 
     def _command(self, ports: tuple[int, int]) -> list[str]:
-        client, peer = (f"http://{_HOST}:{port}" for port in ports)
+        client, peer = (f"http://{host_port(LOOPBACK, port)}" for port in ports)
         name = self._directory.name
         return [
             self._program,
@@ -138,6 +149,14 @@ class EmbeddedEtcd:
             "--log-level=warn",
             "--log-outputs=stderr",
         ]
+
+
+def sweep() -> None:
+    """Delete the data of killed jobs: directories whose lock nobody holds."""
+    for directory in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError), (directory / _LOCK).open("r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(directory)
 
 
 def _wait_until_healthy(child: Child, port: int, member: str) -> str | None:
@@ -157,7 +176,7 @@ def _is_healthy(port: int, member: str) -> bool:
     # Imported while etcd starts.
     import http.client
 
-    connection = http.client.HTTPConnection(_HOST, port, timeout=1.0)
+    connection = http.client.HTTPConnection(LOOPBACK, port, timeout=1.0)
     try:
         connection.request("GET", "/health")
         healthy = b'"true"' in connection.getresponse().read()

@@ -57,7 +57,7 @@ def skipped_of(status: StatusReply) -> str:
     """Describe the data that was skipped because it is corrupt; empty if no data was skipped."""
     counts = (
         (status.skipped_records, "corrupt record", "corrupt records"),
-        (status.skipped_parts, "corrupt part of the files", "corrupt parts of the files"),
+        (status.skipped_parts, "part of the files", "parts of the files"),
     )
     return " and ".join(f"{count:,} {one if count == 1 else many}" for count, one, many in counts if count)
 
@@ -70,6 +70,11 @@ def alarms_of(status: StatusReply) -> list[str]:
         "tasks": f"{missing:,} that were reported as done had to be repeated" if missing else "",
         "dataset": status.dataset_alarm,
     }
+    if forgotten := status.tasks.forgotten:
+        alarms["quarantine"] = (
+            f"{forgotten:,} ranges of batches were set aside and are no longer listed, so --resume cannot return them: "
+            "the logs of the masters name them"
+        )
     for table in status.tables:
         if table.refused:
             alarms[f"table {table.name}"] = (

@@ -39,7 +39,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from flightedl.config import replace_environment
-from flightedl.process.tuning import defer_pandas, leave_out_pandas_and_scipy
+from flightedl.process.tuning import defer_pandas, leave_out_pandas_and_scipy, permit_pandas_and_scipy
 
 #: Last argument of this process. It reserves memory for the command line of a child.
 PADDING = "-" * 512
@@ -88,6 +88,16 @@ def serve(connection: socket.socket, kinds: Sequence[str]) -> None:
     gc.disable()
     for kind in kinds:
         _get_ready(kind, connection)
+    # A "+" marks other modules. The client waits for the byte that says that they are imported.
+    if modules := [kind[1:] for kind in kinds if kind.startswith("+")]:
+        before = len([*os.scandir("/proc/self/task")])
+        for module in modules:
+            importlib.import_module(module)
+        # Children would lack other threads than those of OpenBLAS and Arrow's allocator, which restart after a fork.
+        if len([*os.scandir("/proc/self/task")]) > before:
+            return
+        gc.freeze()
+        connection.sendall(b"+")
     while (received := _received(connection)) is not None:
         request, file = received
         _get_ready(request.kind, None)
@@ -118,7 +128,7 @@ def _received(connection: socket.socket) -> tuple[Request, int] | None:
 def _get_ready(kind: str, connection: socket.socket | None) -> None:
     """Import the modules for a kind of process and, for pservers, load the kernels. Stop early if a request arrives."""
     with _without_pandas_and_scipy():
-        for name in _IMPORTS.get(kind, (kind,) if "." in kind else ()):
+        for name in _IMPORTS.get(kind, (kind,) if "." in kind and kind[0] != "+" else ()):
             if connection is not None and select.select([connection], [], [], 0)[0]:
                 return
             importlib.import_module(name)
@@ -134,12 +144,11 @@ def _get_ready(kind: str, connection: socket.socket | None) -> None:
 @contextlib.contextmanager
 def _without_pandas_and_scipy() -> Iterator[None]:
     """Prevent the modules imported here from loading pandas and scipy. Trainers can still import them."""
-    before = list(sys.meta_path)
     leave_out_pandas_and_scipy()
     try:
         yield
     finally:
-        sys.meta_path[:] = before
+        permit_pandas_and_scipy()
 
 
 def _forked() -> int:
@@ -196,7 +205,7 @@ def _become(request: Request, output: int) -> None:
 
 def show(command: Sequence[str]) -> None:
     """Overwrite this process's command line, which ``ps`` displays."""
-    text = "\0".join(command).encode()
+    text = os.fsencode("\0".join(command))
     with contextlib.suppress(OSError, ValueError, IndexError):
         with open("/proc/self/stat", "rb") as file:  # noqa: PTH123 - before anything is imported for it
             fields = file.read().rpartition(b")")[2].split()

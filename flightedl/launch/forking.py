@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -20,7 +21,9 @@ from pathlib import Path
 from typing import IO, Self
 
 from flightedl.config import available_cores, child_environment, thread_environment
+from flightedl.errors import EXIT_UNKNOWN
 from flightedl.launch.fork_server import NUMBER_BYTES, PADDING, Request
+from flightedl.launch.preloading import modules_of
 
 _PR_SET_CHILD_SUBREAPER = 36
 #: Imports may take a long time on a busy machine, but would take just as long in a process started as a program.
@@ -51,7 +54,7 @@ class ForkedProcess:
                 self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
             except ChildProcessError:
                 # Another part of this program has already waited for the child.
-                self.returncode = 0
+                self.returncode = EXIT_UNKNOWN
         return self.returncode
 
 
@@ -60,7 +63,8 @@ class ForkServer:
 
     Args:
         environment: Its variables; libraries read some of them when they are loaded.
-        kinds: Kinds of processes that will be requested, in order. Their modules are imported in advance.
+        kinds: Kinds of processes that will be requested, in order. Their modules are imported in advance, and so are
+            modules whose names follow a "+", before which nothing is forked.
         apart: Kinds of processes for which a second fork server imports concurrently.
     """
 
@@ -68,7 +72,12 @@ class ForkServer:
         self._lock = threading.RLock()
         self._socket: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._read_at_load = _read_at_load(environment)
+        self._is_ready = not any(kind.startswith("+") for kind in kinds)
+        self._prefixes = _READ_AT_LOAD if self._is_ready else (*_READ_AT_LOAD, "OMP_", "MKL_", "CUDA_", "TORCH_")
+        self._environment, self._read_at_load = dict(environment), _read_at_load(environment, self._prefixes)
+        #: Fork server that has imported what the target of the trainers imports, and this target.
+        self._preloaded: ForkServer | None = None
+        self._target = ""
         #: Kinds of processes that the fork server has forked so far.
         self._made: set[str] = set()
         self._second = ForkServer(environment, apart) if apart else None
@@ -117,7 +126,13 @@ class ForkServer:
         directory: str = "",
     ) -> ForkedProcess | None:
         """Fork a process as ``start`` does, with this output descriptor and working directory."""
-        if _read_at_load(environment) != self._read_at_load:
+        if self._preloaded is not None and kind == "trainer":
+            forked = self._preloaded.start_into(output, kind, module, arguments, environment, directory)
+            if forked is not None:
+                return forked
+        if not self._is_ready and self._socket is not None and select.select([self._socket], [], [], 0)[0]:
+            self._is_ready = self._socket.recv(1) == b"+"
+        if _read_at_load(environment, self._prefixes) != self._read_at_load or not self._is_ready:
             return None
         if self._second is not None and kind in self._apart:
             return self._second.start_into(output, kind, module, arguments, environment, directory)
@@ -133,9 +148,18 @@ class ForkServer:
             self.close()
             return None
 
+    def preload(self, target: str) -> None:
+        """Fork later trainers from a process that has imported what their script imports, as soon as it has."""
+        if target != self._target:
+            if self._preloaded is not None:
+                self._preloaded.close()
+            kinds = ("trainer", *(f"+{name}" for name in modules_of(target)))
+            self._target, self._preloaded = target, ForkServer(self._environment, kinds) if len(kinds) > 1 else None
+
     def close(self) -> None:
-        """End both fork servers."""
+        """End all fork servers."""
         with self._lock:
+            self.preload("")
             if self._second is not None:
                 self._second.close()
             if self._socket is not None:
@@ -162,8 +186,8 @@ def fork_server(trainers: int) -> ForkServer:
     return ForkServer(environment, kinds, others) if cores > 1 else ForkServer(environment, (*kinds, *others))
 
 
-def _read_at_load(environment: Mapping[str, str]) -> dict[str, str]:
-    found = {name: value for name, value in environment.items() if name.startswith(_READ_AT_LOAD)}
+def _read_at_load(environment: Mapping[str, str], prefixes: tuple[str, ...]) -> dict[str, str]:
+    found = {name: value for name, value in environment.items() if name.startswith(prefixes)}
     found.pop("PYTHONUNBUFFERED", None)
     return found
 

@@ -12,12 +12,12 @@ import msgspec
 from flightedl.coordination.keys import JobKeys, jobs_in
 from flightedl.domain.checkpoint.manifest import candidates, manifest_name
 from flightedl.domain.checkpoint.pointer import latest_of
-from flightedl.domain.queue.storage import is_over
+from flightedl.domain.queue.storage import has_failed, is_over
 from flightedl.errors import NotFoundError, UsageError
 from flightedl.launch.liveness import names_process
 from flightedl.messages.base import decode
 from flightedl.messages.declarations import JobDeclaration
-from flightedl.ports import Absent, Coordinator, CreatedAt, Delete, Entry, Storage
+from flightedl.ports import Absent, Condition, Coordinator, CreatedAt, Delete, Entry, ModifiedAt, Put, Storage
 
 #: Maximum number of operations in one transaction.
 _OPERATIONS_LIMIT = 100
@@ -34,6 +34,8 @@ class FormerJob(msgspec.Struct, frozen=True, kw_only=True):
     is_stopped: bool = False
     #: Number of the newest complete checkpoint; None if there is none.
     checkpoint: int | None = None
+    #: True if the job has no model, so that etcd has all of its state, and batches were set aside.
+    can_retry: bool = False
 
     @property
     def is_over(self) -> bool:
@@ -53,6 +55,7 @@ def former_job(coordinator: Coordinator, keys: JobKeys) -> FormerJob | None:
         finished_epochs=_finished_epochs(entries.get(keys.job), entries.get(keys.task_queues)),
         is_stopped=keys.stopped in entries,
         checkpoint=None if latest is None else latest.number,
+        can_retry=_can_retry(entries.get(keys.job), entries.get(keys.task_failures)) and keys.stopped not in entries,
     )
 
 
@@ -61,6 +64,22 @@ def _finished_epochs(job: Entry | None, queue: Entry | None) -> int | None:
     if dataset is None or queue is None or not is_over(queue.value, dataset.declaration.epochs):
         return None
     return dataset.declaration.epochs
+
+
+def _can_retry(job: Entry | None, failures: Entry | None) -> bool:
+    has_model = job is None or decode(job.value, JobDeclaration).model is not None
+    return not has_model and failures is not None and has_failed(failures.value)
+
+
+def mark_resumed(coordinator: Coordinator, keys: JobKeys) -> None:
+    """Let the next master return the batches that were set aside, once.
+
+    It does so if the declaration and the queue were written in the same transaction.
+    """
+    entries = [entry for key in (keys.job, keys.task_queues) if (entry := coordinator.get(key)) is not None]
+    unchanged: list[Condition] = [Absent(keys.master_lock)]
+    unchanged += [ModifiedAt(entry.key, entry.mod_revision) for entry in entries]
+    coordinator.transact(unchanged, [Put(entry.key, entry.value) for entry in entries])
 
 
 def require_startable(former: FormerJob | None, etcd: str, storage: Storage | None, *, resume: bool) -> None:
@@ -73,13 +92,15 @@ def require_startable(former: FormerJob | None, etcd: str, storage: Storage | No
         return
     name = former.name
     ways = f"`flightedl forget {name} --etcd {etcd}` lets it start from scratch; --job gives another name"
-    if former.is_over and (not resume or former.checkpoint is None):
+    if former.is_over and not (resume and (former.can_retry or former.checkpoint is not None)):
         ended = "was stopped by its script"
         if former.finished_epochs is not None:
             ended = f"has finished, with {former.finished_epochs} epoch{'' if former.finished_epochs == 1 else 's'}"
         resuming = (
             "--resume continues from its last checkpoint" if former.checkpoint is not None else "it has no checkpoint"
         )
+        if former.can_retry:
+            resuming = "--resume retries the batches that were set aside"
         raise UsageError(f"job {name} {ended}: {resuming}; {ways}")
     if former.checkpoint is not None:
         where = "no --checkpoint is given" if storage is None else f"{storage.url} does not have it"

@@ -11,15 +11,14 @@ A separate thread deletes the keys, because etcd itself may be the process that 
 from __future__ import annotations
 
 import queue
-import socket
 import threading
 
-from flightedl.adapters.etcd_access import EtcdAccess
 from flightedl.config import CommonSettings
 from flightedl.coordination.keys import JobKeys
 from flightedl.errors import FlightedlError
 from flightedl.launch.liveness import holder_of
 from flightedl.ports import Clock, Coordinator, CreatedAt, Delete, Entry
+from flightedl.process import machine
 
 _RETRY_S = 0.1
 _GIVE_UP_S = 10.0
@@ -57,9 +56,9 @@ class LeaseCleaner:
             while (pid := self._dead.get()) is not None and not self._is_closing:
                 if coordinator is None:
                     # Imported lazily, because the import is slow and not needed until a process has ended.
-                    from flightedl.adapters.etcd import EtcdCoordinator
+                    from flightedl.coordination.coordinators import open_coordinator
 
-                    coordinator = EtcdCoordinator(EtcdAccess.of(self._chosen), clock=self._clock)
+                    coordinator = open_coordinator(self._chosen, clock=self._clock)
                 self._revoke(coordinator, pid)
         finally:
             if coordinator is not None:
@@ -89,4 +88,4 @@ def delete_keys_of(coordinator: Coordinator, prefix: str, pid: int) -> None:
 
 def _is_held_by(entry: Entry, pid: int) -> bool:
     holder = holder_of(entry) if entry.lease_id else None
-    return holder is not None and holder.pid == pid and socket.gethostname() in {holder.name, holder.host}
+    return holder is not None and holder.pid == pid and machine.host_name() in {holder.name, holder.host}

@@ -20,8 +20,6 @@ master, or soon will.
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -33,6 +31,7 @@ from flightedl.coordination.records import ServerRecord
 from flightedl.errors import UsageError
 from flightedl.messages.decoding import from_json
 from flightedl.ports import Absent, Clock, Coordinator, Entry, Listing
+from flightedl.process import machine
 
 #: True if the master described by this record answers.
 IsAnswering = Callable[[ServerRecord], bool]
@@ -76,7 +75,7 @@ class Liveness:
         """
         keys = self.keys
         starting = {keys.launcher, keys.master_lock, keys.master_address}
-        record = msgspec.json.encode(ServerRecord(address="", name=socket.gethostname(), pid=os.getpid()))
+        record = msgspec.json.encode(ServerRecord(address="", name=machine.host_name(), pid=machine.process_id()))
         while True:
             if who := self._who_runs(lambda entry: entry.key in starting):
                 raise UsageError(

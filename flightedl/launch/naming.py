@@ -11,11 +11,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
-from flightedl.adapters.etcd import EtcdCoordinator
-from flightedl.adapters.etcd_access import EtcdAccess
 from flightedl.config import CommonSettings, MasterSettings, Resume
+from flightedl.coordination.coordinators import open_coordinator
 from flightedl.coordination.keys import JobKeys
-from flightedl.launch.former import forget, former_job, require_startable
+from flightedl.launch.former import forget, former_job, mark_resumed, require_startable
 from flightedl.launch.liveness import Liveness
 from flightedl.launch.status import is_master_answering, tool_connector
 from flightedl.ports import Clock, Storage
@@ -29,7 +28,7 @@ def liveness_of(
 ) -> Iterator[Liveness]:
     """Connect to the etcd in the settings in order to examine their job. Takes the same arguments as ``Liveness``."""
     connector = tool_connector(chosen.tls_dir)
-    with contextlib.closing(EtcdCoordinator(EtcdAccess.of(chosen), clock=clock)) as coordinator:
+    with contextlib.closing(open_coordinator(chosen, clock=clock)) as coordinator:
         yield Liveness(
             coordinator,
             JobKeys(chosen.job),
@@ -60,10 +59,12 @@ def claim(
     stack.callback(held.release)
     former = former_job(liveness.coordinator, liveness.keys)
     require_startable(former, chosen.etcd, storage, resume=chosen.resume is not Resume.NEVER)
-    if former is not None and former.is_over:
+    if former is not None and former.is_over and not former.can_retry:
         # Its last checkpoint contains everything.
         liveness.require_ended(held)
         if is_unwanted():
             return False
         forget(liveness.coordinator, liveness.keys)
+    elif former is not None and chosen.resume is not Resume.NEVER:
+        mark_resumed(liveness.coordinator, liveness.keys)
     return True

@@ -7,6 +7,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from flightedl.config import LOOPBACK, family_of
 from flightedl.errors import UsageError
 
 #: Subdirectory of the results for the logs.
@@ -16,9 +17,9 @@ LOGS = "logs"
 def free_ports(count: int) -> list[int]:
     """Return ports on loopback that are free now. Another process may take them before they are used."""
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        sockets = [stack.enter_context(socket.socket(family_of(LOOPBACK))) for _ in range(count)]
         for each in sockets:
-            each.bind(("127.0.0.1", 0))
+            each.bind((LOOPBACK, 0))
         return [each.getsockname()[1] for each in sockets]
 
 

@@ -6,9 +6,10 @@ The rules depend on how a process ended:
   later after a delay that doubles unless the server was ended from outside. Too many short runs in a row end the job;
   more are allowed if the last run was ended from outside.
 * If a process cannot be started at the moment, the start is retried after the same delays.
-* A *trainer* that exited with 0 has finished. When all trainers have finished, the job is done.
-* If a trainer was killed, terminated by a signal (143), or exited with 75 ("start me again"), the user's script is not
-  at fault. The trainer is replaced like a server, but more often.
+* A *trainer* that exited with 0 has finished, and so has one that exited with 4, because its data was incomplete. When
+  all trainers have finished, the job is done.
+* If a trainer was killed, terminated by a signal (143), or exited with 75 ("start me again"), or if its exit status
+  could not be read, the user's script is not at fault. The trainer is replaced like a server, but more often.
 * If a trainer exited with any other code, the user's script crashed. It is started once more. If the same slot crashes
   again, or all slots have crashed, the script is at fault and not the machine, so the job is given up.
 * A crash *while training* is different, because a poison record may be the cause, and the master can find it only if
@@ -16,8 +17,13 @@ The rules depend on how a process ended:
   whenever work was assigned since its last crash. ``crashes_while_training`` crashes in a row without new work end the
   job. If the master does not answer, its last report is used.
 * A poison record fails again when it is retried. If the script raises the same error at the same place for several
-  batches, but never twice for the same batch, then the script is at fault. The job is given up when more batches than
-  trainers have raised the error, or after ``crashes_without_failed`` crashes that no batch was found to cause.
+  batches, but never twice for the same batch, then the script is at fault. The job is given up when every trainer has
+  raised the error, at more batches than there are trainers, or after ``crashes_without_failed`` crashes that no batch
+  was found to cause.
+* The master's queue decides whether a batch or the trainer is at fault (``domain.queue.blame``). A trainer that is in
+  doubt there is restarted, but with a pause between its attempts, as long as another trainer has not crashed. A trainer
+  that has to end is not restarted, and the others continue without it.
+* A server that exits with 0 has left politely, so this counts as an end from outside.
 * Exit codes 2 (the input must be changed) and 3 (the job cannot continue) end the job immediately, because a retry
   cannot help. A process that a signal has stopped does not end, but its lease expires and nothing replaces it. After
   ``frozen_s`` it therefore counts as lost, like a pod whose probe fails, and is killed and restarted.
@@ -36,7 +42,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from flightedl.errors import EXIT_FAILED, EXIT_JOB_FAILED, EXIT_START_AGAIN, EXIT_USAGE
+from flightedl.errors import EXIT_FAILED, EXIT_JOB_FAILED, EXIT_START_AGAIN, EXIT_UNKNOWN, EXIT_USAGE, has_finished
 
 
 class Role(StrEnum):
@@ -80,14 +86,18 @@ class StartTogether:
 
 @dataclass(frozen=True, slots=True)
 class SlotFinished:
-    """The trainer has done all of its work, so the slot stays empty."""
+    """The slot stays empty, because the trainer has done all of its work, or for another ``reason``."""
 
     slot: Slot
+    reason: str = "has finished"
 
 
 @dataclass(frozen=True, slots=True)
 class AllFinished:
     """Every trainer has done all of its work, so the job is done."""
+
+    #: 0, or ``EXIT_INCOMPLETE`` if a trainer has exited with it.
+    exit_code: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +126,11 @@ class Account:
     #: Number of batches at which ``error``, the most frequent error, was raised. Each batch counts once.
     raised_once: int = 0
     error: str = ""
+    #: Number of trainers that raised ``error``; 0 if unknown.
+    raised_by: int = 0
+    #: Names of the trainers that have failed since they last processed a batch, and of those that have to end.
+    in_doubt: frozenset[str] = frozenset()
+    given_up: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +141,8 @@ class Limits:
     server_short_runs: int = 4
     #: The same limit for a trainer's slot, if none of these runs ended with a crash of the script.
     trainer_short_runs: int = 10
-    #: The same limit if the last run was ended from outside: by SIGKILL, by SIGTERM, or because its lease was lost.
+    #: The same limit if the last run was ended from outside: by SIGKILL, by SIGTERM, or because its lease was lost, or
+    #: if a server exited with 0.
     ended_short_runs: int = 30
     crashes_of_a_slot: int = 2
     crashes_while_training: int = 5
@@ -149,13 +165,16 @@ class _Record:
     is_ended_from_outside: bool = False
     #: Attempts at its last crash.
     attempts: int = 0
-    #: True if the trainer in this slot has done all of its work.
+    #: True if the trainer in this slot has done all of its work, or was given up alone.
     is_finished: bool = False
+    #: Exit code with which it has finished.
+    exit_code: int = 0
+    is_given_up: bool = False
 
 
 #: Exit code of a trainer that returns its work after SIGTERM.
 EXIT_TERMINATED = 128 + signal.SIGTERM
-_ENDED_FROM_OUTSIDE = frozenset({-signal.SIGKILL, -signal.SIGTERM, EXIT_TERMINATED, EXIT_START_AGAIN})
+_ENDED_FROM_OUTSIDE = frozenset({-signal.SIGKILL, -signal.SIGTERM, EXIT_TERMINATED, EXIT_START_AGAIN, EXIT_UNKNOWN})
 
 
 @dataclass(slots=True)
@@ -199,22 +218,41 @@ class RestartPolicy:
         record = self._records[slot]
         if record.is_finished:
             raise ValueError(f"{slot} has finished; nothing runs there")
-        record.is_ended_from_outside = exit_code in _ENDED_FROM_OUTSIDE
+        is_trainer = slot.role is Role.TRAINER
+        record.is_ended_from_outside = exit_code in _ENDED_FROM_OUTSIDE or (exit_code == 0 and not is_trainer)
+        in_doubt = frozenset() if account is None else account.in_doubt
+        if is_trainer and exit_code == EXIT_FAILED and account is not None and str(slot) in account.given_up:
+            return self._given_up(slot, record)
         if ran_s >= self.limits.long_run_s:
             record.short_runs = record.crashes = 0
         if account is not None and not account.has_trained:
             account = None
-        if slot.role is Role.TRAINER and account is not None and account.attempts != record.attempts:
+        if is_trainer and account is not None and account.attempts != record.attempts:
             record.short_runs = record.crashes = 0
             record.attempts = account.attempts
-        if exit_code == 0 and slot.role is Role.TRAINER:
-            record.is_finished = True
-            return (SlotFinished(slot), AllFinished()) if self.is_all_finished else (SlotFinished(slot),)
+        if is_trainer and has_finished(exit_code):
+            return self._finished(SlotFinished(slot), record, exit_code)
+        others = [each for each in self._of_trainers() if each is not record]
+        if exit_code == EXIT_FAILED and str(slot) in in_doubt and any(not each.crashes for each in others):
+            record.crashes += 1
+            return (self._start_again(slot, record, "the script crashed (exit code 1); the other trainers go on"),)
         if exit_code in {EXIT_USAGE, EXIT_JOB_FAILED}:
             return (GiveUp(slot, f"{slot} ended: {describe_exit(exit_code)}", exit_code),)
-        if slot.role is Role.TRAINER and exit_code > 0 and not record.is_ended_from_outside:
+        if is_trainer and exit_code > 0 and not record.is_ended_from_outside:
             return (self._crashed(slot, record, exit_code, account),)
         return (self._lost(slot, record, exit_code),)
+
+    def _given_up(self, slot: Slot, record: _Record) -> tuple[Decision, ...]:
+        record.is_given_up = True
+        if all(each.is_given_up for each in self._of_trainers()):
+            return (GiveUp(slot, f"every trainer was given up, {slot} as the last one", EXIT_FAILED),)
+        reason = "is given up, because it fails at one batch after another; the other trainers go on"
+        return self._finished(SlotFinished(slot, reason), record)
+
+    def _finished(self, found: SlotFinished, record: _Record, exit_code: int = 0) -> tuple[Decision, ...]:
+        record.is_finished, record.exit_code = True, exit_code
+        worst = max(each.exit_code for each in self._of_trainers())
+        return (found, AllFinished(worst)) if self.is_all_finished else (found,)
 
     def not_started(self, slot: Slot, reason: str) -> Decision:
         """Decide what to do if the machine, and not the job, prevented a process from starting."""
@@ -256,7 +294,8 @@ class RestartPolicy:
             if account.failed != self._failed:
                 self._failed, self._crashes = account.failed, 0
             self._crashes += 1
-            if account.raised_once > len(trainers):
+            is_everywhere = account.raised_by == 0 or account.raised_by >= len(trainers)
+            if account.raised_once > len(trainers) and is_everywhere:
                 where = f"at {account.raised_once} different batches, and at none of them twice"
                 return GiveUp(slot, f"the script raised the same error {where}: {account.error}", EXIT_FAILED)
             if self._crashes >= self.limits.crashes_without_failed:
@@ -294,6 +333,8 @@ def describe_exit(code: int) -> str:
     """Describe how a process ended, for example as ``exit code 1`` or ``killed by SIGKILL``."""
     if code == EXIT_TERMINATED:
         return "terminated by SIGTERM"
+    if code == EXIT_UNKNOWN:
+        return "its exit status could not be read"
     if code >= 0:
         return f"exit code {code}"
     try:

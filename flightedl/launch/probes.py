@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flightedl.adapters.pem_files import FILES
-from flightedl.adapters.storage import without_credentials
 from flightedl.coordination.checkpoint_places import job_storage
+from flightedl.domain.data_urls import without_credentials
 from flightedl.domain.diagnosis.observations import ShownCertificate, StoreTried
 from flightedl.errors import DamagedError, FlightedlError
 from flightedl.ports import Clock, Storage

@@ -29,7 +29,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Self
 
-from flightedl.errors import UsageError
+from flightedl.errors import EXIT_UNKNOWN, UsageError
 from flightedl.launch import orphan_reaper
 from flightedl.launch.forking import ForkedProcess
 from flightedl.launch.orphan_reaper import kill_group
@@ -85,7 +85,13 @@ class Child:
             if self._process.returncode is not None:
                 return self._process.returncode
             # Check without reaping, so that the pid, which is the group's id, is not reused before the group is killed.
-            if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            try:
+                ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                # Another part of this program has reaped it. Popen would report the exit code 0.
+                self._process.returncode = EXIT_UNKNOWN
+                return EXIT_UNKNOWN
+            if ended is None:
                 return None
             kill_group(self.pid)
             code = self._process.wait()

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from flightedl.config import (
     ENVIRONMENT_PREFIX,
+    LOOPBACK,
     CommonSettings,
     MasterSettings,
     PserverSettings,
@@ -158,7 +159,7 @@ class Programs:
 
     def pserver_starter(self, children: Children, forks: ForkServer, slot: Slot, pservers: int) -> Starter:
         """Return the starter of a pserver that shares the cores with the other pservers (``pservers`` in total)."""
-        own = {"checkpoint": self.checkpoint, "standby": self.standby_pservers > 0}
+        own = {"checkpoint": self.checkpoint, "standby": self.standby_pservers > 0, "process_name": str(slot)}
         chosen = self.settings(PserverSettings, port=0, metrics_port=0, health_port=0, **own)
         environment = child_environment(chosen, **thread_environment(max(pservers, 1), available_cores()))
         return _starter(children, forks, slot, ["flightedl.pserver"], environment, None, None)
@@ -183,7 +184,7 @@ class _GroupStarts:
             "LOCAL_RANK": str(rank),
             "WORLD_SIZE": str(self._size),
             "LOCAL_WORLD_SIZE": str(self._size),
-            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_ADDR": LOOPBACK,
             "MASTER_PORT": str(self._port[1]),
             f"{ENVIRONMENT_PREFIX}START": f"{self._name}-{start}",
         }

@@ -12,13 +12,14 @@ Rules:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Self
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -51,6 +52,8 @@ class Figures:
     pservers: int
     #: Why the status is missing or outdated.
     trouble: str = ""
+    #: Name of a trainer -> seconds for which its process has run.
+    scripts: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def waiting_for(self) -> str:
@@ -95,7 +98,12 @@ class Figures:
         """Rate, metrics and processes, each as a short text."""
         found: list[str] = []
         if self.status is not None:
-            found += [f"{self.status.records:,} records", f"{self.status.records_per_s:,.0f} records/s"]
+            starting = [] if self.status.records else self.status.starting(self.scripts)
+            if starting:
+                others = f", and {len(starting) - 1} more" if len(starting) > 1 else ""
+                found.append(starting[0] + others)
+            else:
+                found += [f"{self.status.records:,} records", f"{self.status.records_per_s:,.0f} records/s"]
             found += [f"{name} {value:.4g}" for name, value in sorted(self.status.metrics.items())]
             found += [
                 f"{each.name} {each.tasks.done}/{each.tasks.total} tasks"
@@ -130,14 +138,25 @@ class JobConsole(Console):
     #: Called from the thread that notices that the output is closed.
     on_closed: Callable[[], None] = staticmethod(lambda: None)
 
+    def print(self, *objects: Any, **options: Any) -> None:
+        try:
+            super().print(*objects, **options)
+        except OSError as error:  # The disk is full, for example. The job must not depend on it.
+            with contextlib.suppress(OSError):
+                sys.stderr.write(f"flightedl: the job goes on without output: {error}\n")
+                sys.stderr.flush()
+            self._end_output()
+
     def on_broken_pipe(self) -> None:
-        if self.quiet:
-            return
+        if not self.quiet:
+            self._end_output()
+            self.on_closed()
+
+    def _end_output(self) -> None:
         self.quiet = True
         # The interpreter flushes buffered output when it exits.
         with open(os.devnull, "wb") as nowhere:  # noqa: PTH123 - the name of a device, not a path
             os.dup2(nowhere.fileno(), (sys.stderr if self.stderr else sys.stdout).fileno())
-        self.on_closed()
 
 
 class Display:

@@ -36,18 +36,18 @@ from flightedl.adapters.clock import SystemClock
 from flightedl.adapters.notices import watched
 from flightedl.config import CommonSettings, ServerSettings, settings
 from flightedl.domain.diagnosis.profile import advice
-from flightedl.errors import EXIT_JOB_FAILED, FlightedlError, NotFoundError, UsageError
+from flightedl.errors import EXIT_INCOMPLETE, EXIT_JOB_FAILED, FlightedlError, NotFoundError, UsageError, has_finished
 from flightedl.launch.cluster import LocalCluster
 from flightedl.launch.failed import failed_tasks, joined, place_of, skipped_of
 from flightedl.launch.forking import ForkServer
 from flightedl.launch.places import make_directory
-from flightedl.launch.policy import Role
+from flightedl.launch.policy import Role, Slot
 from flightedl.launch.programs import TrainerProgram
 from flightedl.launch.progress import Display, Figures, JobConsole, make_display
 from flightedl.launch.results import keep_curves, last_checkpoint
 from flightedl.launch.supervisor import Outcome
 from flightedl.launch.trainer import check_target
-from flightedl.launch.verdict import EXIT_INCOMPLETE, is_finished, is_last_word, verdict
+from flightedl.launch.verdict import is_finished, is_last_word, verdict
 from flightedl.messages.status import StatusReply
 from flightedl.ports import Clock
 
@@ -162,12 +162,14 @@ def run_job(options: RunOptions, console: Console) -> int:
                 display.event(f"`flightedl status --etcd {cluster.etcd_address} --job {job}` shows its state")
             poller = StatusPoller(cluster, clock)
             stack.callback(poller.close)
+            cluster.name_of = lambda slot: name_of(slot, poller.status)
             # Call this first, so that a poller that is waiting for a reply does not delay the stop.
             stack.callback(cluster.stop)
             outcome = _watch(cluster, poller, display, clock, options.trainers, requests)
-            if outcome.exit_code == 0:
+            if has_finished(outcome.exit_code):
                 poller.wait_for_last_status()
-                outcome = verdict(poller.status, keeps_checkpoints=bool(options.checkpoint))
+                found = verdict(poller.status, keeps_checkpoints=bool(options.checkpoint))
+                outcome = max(found, outcome, key=lambda each: each.exit_code)
             elif outcome.exit_code < 128:
                 poller.refresh()
             if outcome.exit_code >= 128:
@@ -267,6 +269,7 @@ def _watch(
     cluster: LocalCluster, poller: StatusPoller, display: Display, clock: Clock, trainers: int, requests: list[int]
 ) -> Outcome:
     started_at, hint = clock.now(), ""
+    left_out: list[str] | None = None
     while not requests:
         outcome = cluster.outcome(_REFRESH_S)
         if outcome is not None:
@@ -274,12 +277,25 @@ def _watch(
         status = poller.status
         if status is not None and status.state == "failed":
             return Outcome(EXIT_JOB_FAILED, status.error or "the job failed")
+        if status is not None and status.batches:
+            cluster.preload()
         if status is not None and not hint and (hint := too_few_tasks(status, trainers)):
             display.event(hint)
-        running = sum(view.pid is not None for view in cluster.processes if view.slot.role is Role.TRAINER)
+        if status is not None and status.tasks.total and left_out is None:
+            left_out = status.names_left_out
+            for sentence in left_out:
+                display.event(sentence)
+        running = [view for view in cluster.processes if view.slot.role is Role.TRAINER and view.pid is not None]
+        scripts = {str(view.slot): view.runs_s for view in running}
         elapsed_s = clock.now() - started_at
-        display.update(Figures(elapsed_s, status, running, trainers, cluster.pservers, poller.trouble))
+        display.update(Figures(elapsed_s, status, len(running), trainers, cluster.pservers, poller.trouble, scripts))
     return Outcome(128 + requests[0], stop_reason(requests[0]))
+
+
+def name_of(slot: Slot, status: StatusReply | None) -> str:
+    """Return the name of a slot's process, such as ``pserver-0 (process pserver-3)``."""
+    servers = [] if status is None or slot.role is not Role.PSERVER else status.pservers
+    return next((each.name for each in servers if each.process == str(slot)), str(slot))
 
 
 def stop_reason(number: int) -> str:

@@ -6,7 +6,6 @@ import contextlib
 import threading
 from collections.abc import Callable
 
-from flightedl.adapters.etcd_access import EtcdAccess
 from flightedl.config import CommonSettings
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keys import JobKeys
@@ -42,10 +41,10 @@ class DesiredPservers:
         # Imported in this thread, because the import is slow and the processes can start in the meantime.
         if self._stop.wait(_SLICE_S):
             return
-        from flightedl.adapters.etcd import EtcdCoordinator
+        from flightedl.coordination.coordinators import open_coordinator
 
         with (
-            contextlib.closing(EtcdCoordinator(EtcdAccess.of(self._chosen), clock=self._clock)) as coordinator,
+            contextlib.closing(open_coordinator(self._chosen, clock=self._clock)) as coordinator,
             Directory(coordinator, JobKeys(self._chosen.job), self._clock) as directory,
         ):
             while not self._stop.is_set():

@@ -6,6 +6,7 @@ changed), and sends the action. It never retries, because all callers poll.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,13 +16,19 @@ import msgspec
 import pyarrow as pa
 from msgspec.structs import replace
 
-from flightedl.adapters.etcd import EtcdCoordinator
-from flightedl.adapters.etcd_access import EtcdAccess
 from flightedl.config import CommonSettings
+from flightedl.coordination.coordinators import open_coordinator
 from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.records import ServerRecord
 from flightedl.domain.groups.incarnation import SILENT
-from flightedl.errors import DeadlineError, FencedError, FlightedlError, NotFoundError, UnavailableError
+from flightedl.errors import (
+    DeadlineError,
+    FencedError,
+    FlightedlError,
+    NotFoundError,
+    OutcomeUnknownError,
+    UnavailableError,
+)
 from flightedl.launch.failed import failed_tasks
 from flightedl.launch.policy import Account
 from flightedl.messages.base import OfJob, decode, encode
@@ -48,6 +55,10 @@ _SCALE_WAIT_S, _SCALE_CALL_S = 0.5, 5.0
 #: Seconds between two attempts. Also the minimum timeout of an attempt, so that a timeout of 0 allows one attempt.
 _PAUSE_S = 0.1
 _LAST_LOOK_S = 0.5
+#: Seconds after which a command ends if it has never reached etcd, and says what it is waiting for, otherwise.
+_UNREACHED_S, _SAY_S = 2.0, 10.0
+#: Maximum seconds without a registered master, for commands that have seen one.
+_GONE_S = 30.0
 
 
 def tool_connector(tls_dir: str) -> Connector:
@@ -82,10 +93,12 @@ class JobStatus:
     def __init__(self, chosen: CommonSettings, clock: Clock) -> None:
         self._job = chosen.job
         self._etcd = chosen.etcd
-        self._coordinator = EtcdCoordinator(EtcdAccess.of(chosen), clock=clock)
+        self._coordinator = open_coordinator(chosen, clock=clock)
         self._connector = tool_connector(chosen.tls_dir)
         self._lock = threading.Lock()
         self._known: tuple[ServerRecord, Connection] | None = None
+        #: True once etcd has answered.
+        self.is_reached = False
 
     def master(self) -> ServerRecord | None:
         """Return the current master, or None. Raises UnavailableError if etcd does not answer."""
@@ -144,6 +157,7 @@ class JobStatus:
     def _on_master(self, call: Callable[[Connection], Returned]) -> Returned:
         with self._lock:
             record = self.master()
+            self.is_reached = True
             if record is None:
                 raise NotFoundError(f"job {self._job} is not running at etcd {self._etcd}: it has no master")
             try:
@@ -186,44 +200,66 @@ def follow_change(
     Raises:
         UnavailableError: the master did not answer in time.
     """
-    deadline = clock.now() + timeout_s
-    while True:
-        try:
-            reply = ask()
-        except (UnavailableError, DeadlineError):
-            # Another master takes over, and continues the change.
-            if clock.now() >= deadline:
-                raise
-            clock.sleep(_SCALE_WAIT_S)
-            continue
+
+    def shown(_left_s: float) -> ScaleReply:
+        reply = ask()
         show(reply)
-        if reply.is_done or clock.now() >= deadline:
-            return reply
+        return reply
+
+    return answered_within(timeout_s, clock, shown, lambda reply: reply.is_done, has_seen_master=True)
 
 
 def answered_within(
-    timeout_s: float, clock: Clock, ask: Callable[[float], Answer], is_enough: Callable[[Answer], bool]
+    timeout_s: float,
+    clock: Clock,
+    ask: Callable[[float], Answer],
+    is_enough: Callable[[Answer], bool],
+    *,
+    is_reached: Callable[[], bool] = lambda: True,
+    has_seen_master: bool = False,
 ) -> Answer:
     """Repeat ``ask`` until its answer is sufficient or the time is up. Return the latest answer.
 
-    ``ask`` receives the number of seconds that remain. It must return or raise within that time.
+    A master may die before or after it has carried out the request, and its successor takes over. So the request must
+    be one that may be carried out twice. While no master answers, stderr says so.
+
+    Args:
+        timeout_s: Maximum seconds for all attempts.
+        clock: The process's clock.
+        ask: Receives the number of seconds that remain. It must return or raise within that time.
+        is_enough: True if no more answers are needed.
+        is_reached: False as long as etcd has never answered.
+        has_seen_master: True if a master is known to have existed.
 
     Raises:
         UnavailableError: there was no answer in time; names the last error.
         FlightedlError: an error that a retry cannot solve.
     """
-    deadline = clock.now() + timeout_s
-    answer, trouble = None, ""
+    began = silent_since = clock.now()
+    deadline, say_at = began + timeout_s, began + _SAY_S
+    answer = None
     while True:
+        trouble = ""
         try:
             answer = ask(max(deadline - clock.now(), _LAST_LOOK_S))
-        except (UnavailableError, DeadlineError) as error:
+            silent_since = clock.now()
+        except NotFoundError as error:
+            if not has_seen_master or clock.now() - silent_since >= _GONE_S:
+                raise
             trouble = str(error)
+        except (UnavailableError, DeadlineError, OutcomeUnknownError) as error:
+            trouble = str(error)
+            if not is_reached() and clock.now() - began >= _UNREACHED_S:
+                raise
+        has_seen_master |= is_reached() and bool(answer or trouble)
         is_over = clock.now() >= deadline
         if answer is not None and (is_over or is_enough(answer)):
             return answer
         if is_over:
-            raise UnavailableError(f"no answer within {timeout_s:g} s; the last attempt: {trouble}")
+            raise UnavailableError(f"no answer within {timeout_s:.3g} s; the last attempt: {trouble}")
+        if trouble and clock.now() >= say_at:
+            sys.stderr.write(f"no answer for {clock.now() - silent_since:.0f} s, trying again: {trouble}\n")
+            say_at = clock.now() + _SAY_S
         clock.sleep(_PAUSE_S)
 
 
@@ -244,6 +280,9 @@ def account_of(status: JobStatus) -> Account | None:
         failed_tasks(reply),
         0 if worst is None else worst.batches - worst.repeated,
         "" if worst is None else f"{worst.error} ({worst.place})",
+        0 if worst is None else worst.trainers,
+        frozenset(reply.in_doubt),
+        frozenset(reply.given_up),
     )
 
 

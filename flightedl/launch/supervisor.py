@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from flightedl.errors import EXIT_FAILED, EXIT_START_AGAIN, FlightedlError, UnavailableError, exit_code_of
+from flightedl.errors import EXIT_FAILED, EXIT_START_AGAIN, FlightedlError, UnavailableError, exit_code_of, has_finished
 from flightedl.launch.policy import (
     Account,
     AllFinished,
@@ -55,7 +55,7 @@ _STOP_RANKS: tuple[tuple[frozenset[Role], float], ...] = (
 class Outcome:
     """Result of a job."""
 
-    #: 0 if every trainer has done all of its work.
+    #: 0 if every trainer has done all of its work; ``EXIT_INCOMPLETE`` if some data could not be used.
     exit_code: int
     reason: str = ""
     #: The process whose output shows the cause, and the last lines of that output.
@@ -72,6 +72,8 @@ class ProcessView:
     pid: int | None
     starts: int
     is_finished: bool
+    #: Seconds since the last start.
+    runs_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -97,6 +99,7 @@ class Supervisor:
         on_event: Receives a sentence about every end and every new start.
         on_end: Receives the pid of every process that has ended.
         account: Requests the job's account from the master when a trainer has ended.
+        name_of: Returns the name of a slot's process for users.
         is_group: The trainers are the ranks of a group.
     """
 
@@ -109,6 +112,7 @@ class Supervisor:
         on_event: OnEvent | None = None,
         on_end: Callable[[int], None] | None = None,
         account: Callable[[], Account | None] | None = None,
+        name_of: Callable[[Slot], str] = str,
         *,
         is_group: bool = False,
     ) -> None:
@@ -118,6 +122,7 @@ class Supervisor:
         self._policy = RestartPolicy(tuple(starters), self._limits, is_group)
         self._on_event = on_event or (lambda _text: None)
         self._on_end = on_end or (lambda _pid: None)
+        self._name_of = name_of
         self._account = account or (lambda: None)
         self._places = {slot: _Place(starter) for slot, starter in starters.items()}
         self._lock = threading.Lock()
@@ -165,11 +170,10 @@ class Supervisor:
     def processes(self) -> tuple[ProcessView, ...]:
         """Return the state of every slot, in order."""
         with self._lock:
+            now, over = self._clock.now(), self._policy.is_finished
             return tuple(
-                ProcessView(
-                    slot, place.child.pid if place.child else None, place.starts, self._policy.is_finished(slot)
-                )
-                for slot, place in self._places.items()
+                ProcessView(slot, p.child.pid if p.child else None, p.starts, over(slot), now - p.started_at)
+                for slot, p in self._places.items()
             )
 
     def child(self, slot: Slot) -> Child | None:
@@ -202,7 +206,7 @@ class Supervisor:
 
     def _run(self) -> None:
         # Servers keep running after the last trainer, because users may want to inspect a stopped job's results.
-        while not self._stopping.wait(_POLL_S) and (self._outcome is None or self._outcome.exit_code == 0):
+        while not self._stopping.wait(_POLL_S) and (self._outcome is None or has_finished(self._outcome.exit_code)):
             try:
                 self._step()
             except FlightedlError as error:
@@ -252,7 +256,7 @@ class Supervisor:
             with self._lock:
                 self._surplus -= 1
                 del self._places[slot]
-            self._on_event(f"{slot} has left the job, which has fewer pservers now")
+            self._on_event(f"{self._name_of(slot)} has left the job, which has fewer pservers now")
             return
         ran_s = self._clock.now() - place.started_at
         account = self._account() if code != 0 and slot.role is Role.TRAINER else None
@@ -265,7 +269,8 @@ class Supervisor:
             return
         place.frozen_s += since_s
         if place.frozen_s >= self._limits.frozen_s:
-            self._on_event(f"{slot} (pid {place.child.pid}) was stopped by a signal {place.frozen_s:.0f} s ago: killed")
+            who = f"{self._name_of(slot)} (pid {place.child.pid})"
+            self._on_event(f"{who} was stopped by a signal {place.frozen_s:.0f} s ago: killed")
             place.child.kill()
             place.frozen_s = 0.0
 
@@ -275,19 +280,21 @@ class Supervisor:
             case StartAgain(slot, after_s, reason):
                 self._places[slot].due_at = self._clock.now() + after_s
                 delay = f" in {after_s:.1f} s" if after_s else ""
-                ended = f"{slot} (pid {child.pid}) ended" if child is not None else f"{slot}"
+                ended = f"{self._name_of(slot)} (pid {child.pid}) ended" if child is not None else f"{slot}"
                 self._on_event(f"{ended}: {reason}; a new one is started{delay}")
             case StartTogether(slot, after_s, reason):
                 ended = f"{slot} (pid {child.pid}) ended" if child is not None else f"{slot}"
                 self._on_event(f"{ended}: {reason}; all ranks are started again")
                 self._end_trainers(self._clock.now() + after_s)
-            case SlotFinished(slot):
-                self._on_event(f"{slot} has finished")
-            case AllFinished():
-                self.give_up(Outcome(0))
+            case SlotFinished(slot, reason):
+                self._on_event(f"{slot} {reason}")
+            case AllFinished(exit_code):
+                self.give_up(Outcome(exit_code))
             case GiveUp(slot, reason, exit_code):
                 if child is not None and code is not None:
-                    self._on_event(f"{slot} (pid {child.pid}) ended: {describe_exit(code)}; the job is stopped")
+                    self._on_event(
+                        f"{self._name_of(slot)} (pid {child.pid}) ended: {describe_exit(code)}; the job is stopped"
+                    )
                 lines = () if child is None else relevant_lines(child.tail(200))
                 self.give_up(Outcome(exit_code, reason, slot, lines))
 

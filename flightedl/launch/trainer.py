@@ -14,27 +14,21 @@ from __future__ import annotations
 import faulthandler
 import importlib.util
 import io
-import os
 import runpy
 import signal
 import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import NoReturn
 
 from flightedl.adapters.notices import watched
 from flightedl.config import CommonSettings, settings
-from flightedl.errors import EXIT_USAGE, FlightedlError, InternalError, UsageError, exit_code_of
+from flightedl.errors import EXIT_USAGE, UsageError, exit_code_of
 from flightedl.launch.policy import EXIT_TERMINATED
-from flightedl.process.ending import code_of, end_process
+from flightedl.process.ending import code_of, end_process, print_error
 
-_EXIT_INTERRUPTED = 128 + signal.SIGINT
 _OUTER_FILES = {__file__, runpy.__file__, "<frozen runpy>"}
-#: Stack frames in these directories do not help users to find mistakes in their own calls.
-_LIBRARY = Path(__file__).resolve().parent.parent
-_STANDARD_LIBRARY = Path(os.__file__).resolve().parent
 
 
 def is_script(target: str) -> bool:
@@ -97,20 +91,21 @@ def main() -> int:
     try:
         with watched(settings(CommonSettings), lambda text: sys.stderr.write(f"flightedl trainer: {text}\n")):
             run(sys.argv[1], sys.argv[2:])
-    except KeyboardInterrupt:
-        return _EXIT_INTERRUPTED
-    except FlightedlError as error:
-        _print_from_user_frame(error)
-        return exit_code_of(error)
     except Exception as error:  # noqa: BLE001 - the outermost frame: whatever the script raised is shown
-        _print_from_user_frame(error)
-        return 1
+        print_error(error, _OUTER_FILES)
+        return _ended(error)
+    except KeyboardInterrupt as error:
+        return _ended(error)
     except SystemExit as error:
-        code = code_of(error)
-        if code:
-            sys.last_value = error
-        return code
+        code_of(error)
+        return _ended(error)
     return 0
+
+
+def _ended(error: BaseException) -> int:
+    # Set by Python itself in other programs, so that sessions still open at exit see how the script has ended.
+    sys.last_value = error
+    return exit_code_of(error)
 
 
 def _flush_complete_lines() -> None:
@@ -123,29 +118,6 @@ def _flush_complete_lines() -> None:
 def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(EXIT_TERMINATED)
-
-
-def _print_from_user_frame(error: BaseException) -> None:
-    """Print the traceback, from the user's first frame; for a FlightedlError, its message and the user's line."""
-    # Set by Python itself in other programs, so that sessions still open at exit see that the script has failed.
-    sys.last_value = error
-    trace: TracebackType | None = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename in _OUTER_FILES:
-        trace = trace.tb_next
-    if isinstance(error, FlightedlError) and not isinstance(error, InternalError):
-        of_user = [frame for frame in traceback.extract_tb(trace) if not _is_of_library(frame.filename)]
-        where = f"{of_user[-1].filename}, line {of_user[-1].lineno}: " if of_user else ""
-        sys.stderr.write(f"{where}{type(error).__name__}: {error}\n")
-    else:
-        traceback.print_exception(type(error), error, trace)
-    sys.stderr.flush()
-
-
-def _is_of_library(filename: str) -> bool:
-    path = Path(filename).resolve()
-    if _STANDARD_LIBRARY in path.parents and not {"site-packages", "dist-packages"} & set(path.parts):
-        return True
-    return _LIBRARY in path.parents and _LIBRARY / "examples" not in path.parents
 
 
 if __name__ == "__main__":

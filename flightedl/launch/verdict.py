@@ -1,4 +1,4 @@
-"""Verdict on a job whose trainers all exited with 0: complete, or with work left. Pure.
+"""Verdict on a job whose trainers have all finished: complete, or with work left. Pure.
 
 Exit code 0 means only that the script itself succeeded. The master's status shows the rest: tasks that were not done, a
 model that never received a gradient, a checkpoint that was never written.
@@ -6,13 +6,10 @@ model that never received a gradient, a checkpoint that was never written.
 
 from __future__ import annotations
 
-from flightedl.errors import EXIT_FAILED, EXIT_USAGE
+from flightedl.errors import EXIT_FAILED, EXIT_INCOMPLETE, EXIT_USAGE
 from flightedl.launch.failed import failed_tasks
 from flightedl.launch.supervisor import Outcome
 from flightedl.messages.status import StatusReply
-
-#: The job has ended, but its results are incomplete.
-EXIT_INCOMPLETE = 4
 
 #: Maximum number of omitted files that a message names.
 _LISTED_FILES = 10
@@ -24,7 +21,7 @@ _OWN_MODELS = (
 
 
 def verdict(status: StatusReply | None, *, keeps_checkpoints: bool) -> Outcome:
-    """Return the outcome of a job whose trainers all exited with code 0.
+    """Return the outcome of a job whose trainers have all finished.
 
     Args:
         status: The master's last status, or None if it did not answer.
@@ -39,7 +36,7 @@ def verdict(status: StatusReply | None, *, keeps_checkpoints: bool) -> Outcome:
     if status.left_out:
         names = "; ".join(status.left_out[:_LISTED_FILES])
         return Outcome(EXIT_INCOMPLETE, f"the dataset was completed without some of its files: {names}")
-    if failed_tasks(status):
+    if failed_tasks(status) or status.tasks.forgotten:
         return Outcome(EXIT_INCOMPLETE)
     return Outcome(0, _OWN_MODELS) if status.own_models > 1 else _DONE
 

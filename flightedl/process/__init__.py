@@ -5,6 +5,7 @@
 * ``background``: work on a separate thread, whose end is always reported
 * ``fork_guard``: an error, instead of a deadlock, when Flight is used after a fork
 * ``ending``: exit without the interpreter's final steps, in which gRPC's threads can block forever
+* ``machine``: everything that a process asks of its machine; a simulation replaces this module
 * ``socket_abort``: immediate end of connections to a frozen peer
 * ``free_memory``, ``startup_memory``: return of memory to the system after large messages and after startup
 * ``shared_memory``, ``fence``: unnamed memory that two processes on a host map, and the order of their accesses

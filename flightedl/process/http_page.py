@@ -9,7 +9,6 @@ probe or Prometheus.
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import logging
 import socket
 import ssl
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from flightedl.config import family_of, is_loopback
 from flightedl.errors import UsageError
 
 #: Maximum number of concurrent requests. Further connections are rejected.
@@ -139,6 +139,7 @@ class _Server(ThreadingHTTPServer):
         self.stream_places = threading.BoundedSemaphore(_STREAMS_LIMIT)
         self._context = context
         self._places = threading.BoundedSemaphore(_REQUESTS_LIMIT)
+        self.address_family = family_of(address[0])
         super().__init__(address, _RequestHandler)
 
     def server_bind(self) -> None:
@@ -174,13 +175,6 @@ class _Server(ThreadingHTTPServer):
         """Ignore errors caused by clients that have disconnected, and by unauthorized clients."""
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 class _RequestHandler(BaseHTTPRequestHandler):
     #: Connections are closed after this many seconds of inactivity.
     timeout = _SILENCE_S
@@ -208,7 +202,7 @@ class _RequestHandler(BaseHTTPRequestHandler):
         """False if a browser on this machine reached this page under another site's name (DNS rebinding)."""
         named = urlsplit(f"//{self.headers.get('Host', '')}").hostname
         address = str(self.server.server_address[0])
-        return not _is_loopback(address) or named in {None, "localhost"} or _is_loopback(str(named))
+        return not is_loopback(address) or named in {None, "localhost"} or is_loopback(str(named))
 
     def _begin(self, found: Answer, more: Mapping[str, str]) -> None:
         self.send_response(found.status)

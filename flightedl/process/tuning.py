@@ -94,6 +94,11 @@ def leave_out_pandas_and_scipy() -> bool:
     return True
 
 
+def permit_pandas_and_scipy() -> None:
+    """Undo ``leave_out_pandas_and_scipy``. Finders that libraries have installed in the meantime remain."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _LeftOut)]
+
+
 class _Awaited(MetaPathFinder):
     """Finder that makes pyarrow notice pandas when a program imports it."""
 

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 import flightedl as fe
-from flightedl.errors import DataError, NotFoundError
+from flightedl.errors import DataError, LostDataError, NotFoundError
 from flightedl.launch.cluster import LocalCluster
 from flightedl.messages.status import StatusReply
 from flightedl_tools.main import command
@@ -67,13 +67,18 @@ def test_the_index_is_kept_for_later_jobs_and_masters(data: Path, until: Until) 
 
 
 def test_a_file_that_changes_during_the_job_is_rejected(data: Path) -> None:
-    with fe.local() as cluster, cluster.connect() as job:
+    sentence = r"1\.parquet has changed since it was indexed"
+    with fe.local() as cluster:
+        job = cluster.connect()
         batches = iter(job.dataset(str(data / "data" / "*.parquet"), batch_size=5, epochs=None))
         next(batches)
         pq.write_table(pa.table({"k": np.arange(99)}), data / "data" / "1.parquet", row_group_size=10)
-        with pytest.raises(DataError, match=r"1\.parquet has changed since it was indexed"):
+        with pytest.raises(DataError, match=sentence):
             for _ in batches:
                 pass
+        # The session does not end as if nothing had happened.
+        with pytest.raises(DataError, match=sentence):
+            job.close()
 
 
 def test_failed_work_is_listed_and_retried_or_dropped(data: Path) -> None:
@@ -98,7 +103,10 @@ def test_failed_work_is_listed_and_retried_or_dropped(data: Path) -> None:
         for _ in range(3):
             with pytest.raises(ValueError, match="bad record"):
                 train(57)
-        train(-1)
+        with pytest.raises(
+            LostDataError, match=r"1 batches with 5 records .*1.parquet, records 15-19: ValueError: bad"
+        ):
+            train(-1)
         (failed,) = json.loads(tasks("list", "--json"))["failed"]
         assert failed["url"].endswith("1.parquet")
         assert (failed["chunk"], failed["first_record"], failed["records"]) == (1, 15, 5)

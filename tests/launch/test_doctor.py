@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import signal
 import time
+from contextlib import closing
 from pathlib import Path
 
+import etcd3.etcdrpc as rpc
 import numpy as np
 import psutil
 import pyarrow as pa
@@ -14,16 +16,18 @@ import pytest
 
 import flightedl as fe
 from flightedl.adapters.clock import SystemClock
+from flightedl.adapters.etcd import EtcdCoordinator
 from flightedl.config import DoctorSettings
 from flightedl.domain.diagnosis.findings import Cause, Finding
 from flightedl.domain.diagnosis.observations import Observations
 from flightedl.domain.diagnosis.trainers import waits
-from flightedl.errors import DeclarationError
+from flightedl.errors import DeclarationError, FlightedlError
 from flightedl.launch.cluster import LocalCluster, TrainerProgram
 from flightedl.launch.doctor import Doctor
-from flightedl.testing.etcd_server import EtcdServer
+from flightedl.ports import Put
 from flightedl_tools.doctor import report_lines
 from flightedl_tools.report import report_of
+from tests.support.etcd_server import EtcdServer
 
 pytestmark = [pytest.mark.etcd, pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -173,3 +177,16 @@ def test_the_doctor_distinguishes_an_absent_etcd_from_a_frozen_one(
         assert cause(own_etcd.address) is Cause.ETCD_WITHOUT_QUORUM
     finally:
         own_etcd.thaw()
+
+
+def test_the_doctor_leads_with_a_full_etcd(own_etcd: EtcdServer) -> None:
+    with closing(EtcdCoordinator(own_etcd.address, timeout_s=10.0, clock=SystemClock())) as coordinator:
+        assert not coordinator.is_full()
+        alarm = rpc.AlarmRequest(action=rpc.AlarmRequest.ACTIVATE, alarm=rpc.NOSPACE)
+        coordinator._ask(lambda connection: connection.maintenance.Alarm, alarm)
+        with pytest.raises(FlightedlError, match="space"):
+            coordinator.transact([], [Put("/flightedl/a", b"")])
+    own = doctor(own_etcd.address, "job")
+    _, found = own.explain(own.look())
+    assert [each.cause for each in found][:1] == [Cause.ETCD_FULL]
+    assert Cause.UNKNOWN_JOB not in {each.cause for each in found}

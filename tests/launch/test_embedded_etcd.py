@@ -4,6 +4,7 @@ import http.client
 import importlib.util
 import os
 import socket
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -67,6 +68,26 @@ def test_a_sound_version_is_preferred_and_otherwise_the_newest(
     monkeypatch.setenv("PATH", os.pathsep.join(str(tmp_path / name) for name in versions))
     found, _ = find_etcd(lambda program: versions.get(Path(program).parent.name, (3, 5, 1)))
     assert Path(found).parent.name == chosen
+
+
+def test_data_of_killed_jobs_is_deleted_and_that_of_live_ones_is_kept(
+    children: Children, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, temporary = tmp_path / "etcd", tmp_path / "temporary"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    for name in ("flightedl-etcd-killed", "flightedl-etcd-other", "flightedl-x"):
+        (temporary / name / "data").mkdir(parents=True)
+    for name in ("flightedl-etcd-killed", "flightedl-x"):
+        (temporary / name / "launcher.lock").touch()
+    live = EmbeddedEtcd(children, str(program))
+    later = EmbeddedEtcd(children, str(program))
+    left = {path.name for path in temporary.iterdir()}
+    for etcd in (live, later):
+        etcd.close()
+        etcd.close()
+    assert left == {"flightedl-etcd-other", "flightedl-x", live._directory.name, later._directory.name}
 
 
 def test_a_program_without_a_version_causes_no_warning(children: Children, tmp_path: Path) -> None:

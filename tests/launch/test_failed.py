@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from flightedl.errors import EXIT_INCOMPLETE
 from flightedl.launch.failed import alarms_of, failed_tasks, joined, place_of, skipped_of
 from flightedl.launch.progress import Figures
+from flightedl.launch.verdict import verdict
 from flightedl.messages.status import FailedPiece, StatusReply, TableCounts, TaskCounts
 
 PIECE = FailedPiece(
@@ -58,7 +60,7 @@ def test_skipped_records_are_counted() -> None:
     assert skipped_of(StatusReply(job="j", state="done")) == ""
     assert skipped_of(StatusReply(job="j", state="done", skipped_records=1)) == "1 corrupt record"
     both = StatusReply(job="j", state="done", skipped_records=333, skipped_parts=2)
-    assert skipped_of(both) == "333 corrupt records and 2 corrupt parts of the files"
+    assert skipped_of(both) == "333 corrupt records and 2 parts of the files"
 
 
 def test_rejected_rows_raise_an_alarm() -> None:
@@ -66,6 +68,12 @@ def test_rejected_rows_raise_an_alarm() -> None:
     (alarm,) = alarms_of(status)
     assert alarm.startswith("table b: 1,200 gradients of new rows were dropped")
     assert "--table-memory-mb" in alarm
+
+
+def test_ranges_that_are_no_longer_listed_are_lost() -> None:
+    status = StatusReply(job="j", state="done", epochs=1, epoch=1, tasks=TaskCounts(done=9, total=9, forgotten=2))
+    assert alarms_of(status)[0].startswith("quarantine: 2 ranges of batches were set aside and are no longer listed")
+    assert verdict(status, keeps_checkpoints=False).exit_code == EXIT_INCOMPLETE
 
 
 @pytest.mark.parametrize(

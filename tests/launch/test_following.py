@@ -33,9 +33,9 @@ from flightedl.messages.base import decode
 from flightedl.messages.feed import Acknowledgement
 from flightedl.messages.status import ConsumerStatus
 from flightedl.ports import Coordinator, Entry
-from flightedl.testing.contracts.coordinator import eventually
-from flightedl.testing.processes import closed_port
 from flightedl_tools.main import run_command_line
+from tests.support.contracts.coordinator import eventually
+from tests.support.processes import closed_port
 
 pytestmark = [pytest.mark.etcd, pytest.mark.slow, pytest.mark.timeout(120)]
 

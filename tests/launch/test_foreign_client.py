@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from flightedl.adapters.clock import SystemClock
 from flightedl.adapters.etcd import EtcdCoordinator
 from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.keys import JobKeys
+from tests.support.contracts.coordinator import eventually
 
 pytestmark = pytest.mark.etcd
 
@@ -66,7 +68,14 @@ def test_a_plain_flight_client_receives_tasks_by_gets_and_on_a_request_stream(tm
         received: list[str] = []
         named = ("epoch", "position", "attempt")
         with flight.FlightClient(f"grpc://{master.address}") as client:
-            reader = client.do_get(flight.Ticket(json.dumps(ticket).encode()), options)
+
+            def first() -> flight.FlightStreamReader | None:
+                # The master refuses a trainer until its own watch has shown the trainer's key.
+                with contextlib.suppress(flight.FlightUnavailableError):
+                    return client.do_get(flight.Ticket(json.dumps(ticket).encode()), options)
+                return None
+
+            reader = eventually(first)
             reply = json.loads(reader.schema.metadata[b"reply"])
             received += reader.read_all()["url"].to_pylist()
             command = flight.FlightDescriptor.for_command(b'{"verb": "tasks"}')

@@ -28,6 +28,15 @@ print("and this to stderr", file=sys.stderr)
 raise SystemExit(7)
 """
 _SLEEPER = "import time\nprint('here')\ntime.sleep(60)"
+_LAZY = """
+import importlib.abc, importlib.util, sys
+class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, fullname, path, target=None):
+        return importlib.util.spec_from_loader(fullname, self) if fullname == "lazily.moves" else None
+    def exec_module(self, module):
+        module.VALUE = 7
+sys.meta_path.append(Finder())
+"""
 _LEAVES_ONE_BEHIND = """
 import subprocess, sys
 program = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
@@ -99,6 +108,22 @@ def test_a_forked_process_has_the_requested_environment(
     assert start("beside").wait(10.0) == 0
 
 
+def test_a_forked_process_keeps_the_finders_of_packages_that_were_imported_before(
+    tmp_path: Path, children: Children
+) -> None:
+    """Like six.moves, which finders of the package make: if they are lost, its modules cannot be imported."""
+    (tmp_path / "lazily").mkdir()
+    (tmp_path / "lazily" / "__init__.py").write_text("")
+    (tmp_path / "lazily" / "core.py").write_text(_LAZY)
+    (tmp_path / "uses.py").write_text("import sys, lazily.core\nimport lazily.moves\nprint(lazily.moves.VALUE)\n")
+    environment = {"PYTHONPATH": str(tmp_path)}
+    with ForkServer(environment) as forks:
+        made = forks.start("lazily.core", "uses", (), environment)
+        assert made is not None
+        child = children.adopt("child-0", made)
+        assert (child.wait(10.0), child.tail()) == (0, ("7",))
+
+
 def test_a_forked_process_shows_its_command_line_and_ends_by_a_signal(
     start: Callable[..., Child], forks: ForkServer, until: Until
 ) -> None:
@@ -109,6 +134,14 @@ def test_a_forked_process_shows_its_command_line_and_ends_by_a_signal(
     assert child.poll() is None
     child.send(signal.SIGKILL)
     assert child.wait(10.0) == -signal.SIGKILL
+
+
+def test_a_command_line_that_is_not_text_is_shown(start: Callable[..., Child], until: Until) -> None:
+    """Python has such names in a Latin-1 locale."""
+    child = start("sleeper", "\udcfc.py")
+    until(lambda: child.tail() == ("here",))
+    assert os.fsencode("\udcfc.py") in Path(f"/proc/{child.pid}/cmdline").read_bytes()
+    child.send(signal.SIGKILL)
 
 
 def server_process(forks: ForkServer) -> psutil.Process:

@@ -10,14 +10,23 @@ import pytest
 from flightedl.coordination.keys import JobKeys
 from flightedl.domain.checkpoint.manifest import manifest_name
 from flightedl.domain.checkpoint.pointer import FORMAT, PointerRecord
+from flightedl.domain.master.stored import state_in
 from flightedl.domain.queue.storage import VERSION, DispatchDocument
+from flightedl.domain.queue.tasks import TaskQueue
+from flightedl.domain.queue.values import QueueSettings, TaskGiven
 from flightedl.errors import NotFoundError, UsageError
-from flightedl.launch.former import FormerJob, forget, former_job, require_startable
-from flightedl.messages.base import encode
-from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset, JobDeclaration
+from flightedl.launch.former import FormerJob, forget, former_job, mark_resumed, require_startable
+from flightedl.messages.base import decode, encode
+from flightedl.messages.declarations import (
+    DatasetDeclaration,
+    DeclaredDataset,
+    DeclaredModel,
+    JobDeclaration,
+    ModelDeclaration,
+)
 from flightedl.ports import Delete, Put, TransactionResult
-from flightedl.testing.clock import FakeClock
-from flightedl.testing.memory import MemoryCoordinator, MemoryStorage
+from tests.support.clock import FakeClock
+from tests.support.memory import MemoryCoordinator, MemoryStorage
 
 KEYS = JobKeys("demo")
 FINISHED = FormerJob(name="demo", finished_epochs=3, checkpoint=7)
@@ -119,6 +128,56 @@ def test_a_resumed_job_requires_its_checkpoints() -> None:
 
 def test_a_job_stopped_without_checkpoints_continues() -> None:
     require_startable(FormerJob(name="demo"), "e:1", None, resume=False)
+
+
+def set_aside(*, has_model: bool) -> MemoryCoordinator:
+    """Return etcd with the state of a job that is done, but for one batch."""
+    tasks = TaskQueue(QueueSettings(1, lambda _: 1, attempts_limit=1, confirmations=0))
+    given = tasks.request("a", 0.0)
+    assert isinstance(given, TaskGiven)
+    tasks.fail("a", 0, 0, given.assignment.attempt, 0.0, error="gone", fault="store")
+    dispatch, failures = tasks.encode_parts()
+    coordinator = stored(dispatch)
+    declaration = decode(coordinator.get(KEYS.job).value, JobDeclaration)  # type: ignore[union-attr]
+    dataset = msgspec.structs.replace(
+        declaration.dataset, declaration=DatasetDeclaration(urls=["a"], batch_size=1, epochs=1)
+    )
+    model = DeclaredModel(declaration=ModelDeclaration(parameters=[], optimizer={}, mode={}), pservers=1, plan_hash="")
+    declared = JobDeclaration(dataset=dataset, model=model if has_model else None)
+    puts = [Put(KEYS.job, encode(declared)), Delete(KEYS.checkpoint_latest), Put(KEYS.task_failures, failures)]
+    coordinator.transact([], puts)
+    return coordinator
+
+
+@pytest.mark.parametrize("has_model", [False, True])
+def test_a_job_without_a_model_that_is_done_can_retry_what_was_set_aside(has_model: bool) -> None:
+    former = former_job(set_aside(has_model=has_model), KEYS)
+    assert former is not None
+    assert (former.is_over, former.can_retry) == (True, not has_model)
+    with pytest.raises(UsageError, match="no checkpoint" if has_model else "--resume retries the batches that were"):
+        require_startable(former, "e:1", None, resume=False)
+    if former.can_retry:
+        require_startable(former, "e:1", None, resume=True)
+
+
+def test_the_first_master_of_a_resumed_job_returns_what_was_set_aside() -> None:
+    coordinator = set_aside(has_model=False)
+
+    def is_resumed() -> bool:
+        found = {name: coordinator.get(key) for name, key in KEYS.of_state.items()}
+        return state_in({name: (each.value, each.mod_revision) for name, each in found.items() if each}).is_resumed
+
+    assert not is_resumed()
+    before = coordinator.get(KEYS.task_queues)
+    mark_resumed(coordinator, KEYS)
+    assert is_resumed()
+    entry = coordinator.get(KEYS.task_queues)
+    assert before is not None
+    assert entry is not None
+    assert entry.value == before.value
+    coordinator.transact([], [Put(KEYS.task_queues, entry.value), Put(KEYS.master_lock, b"")])
+    mark_resumed(coordinator, KEYS)
+    assert not is_resumed(), "a master is running"
 
 
 def test_a_job_ended_by_its_script_is_over_but_can_be_resumed() -> None:

@@ -12,9 +12,9 @@ from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.records import ServerRecord, TrainerRecord
 from flightedl.launch.lease_cleaner import LeaseCleaner, delete_keys_of
 from flightedl.ports import Delete, Listing, Put
-from flightedl.testing.clock import FakeClock
-from flightedl.testing.memory import MemoryCoordinator
-from flightedl.testing.memory_coordinator import FaultKind
+from tests.support.clock import FakeClock
+from tests.support.faulty_coordinator import FaultKind
+from tests.support.memory import MemoryCoordinator
 
 KEYS = JobKeys("demo")
 PID = 4321

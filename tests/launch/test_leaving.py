@@ -20,7 +20,7 @@ from flightedl.launch.policy import Role, Slot
 from flightedl.launch.processes import Children
 from flightedl.launch.programs import TrainerProgram
 from flightedl.launch.supervisor import Starter
-from flightedl.testing.contracts.coordinator import eventually
+from tests.support.contracts.coordinator import eventually
 
 from .metadata_server import MetadataServer, metadata_server
 

@@ -27,7 +27,7 @@ from flightedl.adapters.etcd import EtcdCoordinator
 from flightedl.config import MasterSettings, child_environment
 from flightedl.domain.consistency.modes import Async, Bounded, Mode, Sync
 from flightedl.errors import FlightedlError
-from flightedl.examples.ledger import CLOCKS, PARAMETERS, ROWS, SHARED_ROWS, batches_of, findings
+from flightedl.examples.ledger import CLOCKS, PARAMETERS, ROWS, SHARED_ROWS, findings
 from flightedl.launch.cluster import LocalCluster
 from flightedl.launch.programs import TrainerProgram
 from flightedl.launch.status import JobStatus
@@ -35,9 +35,9 @@ from flightedl.messages.scaling import ScaleReply, ScaleRequest
 from flightedl.messages.status import StatusReply
 from flightedl.messages.tasks import ModeReply, ModeRequest
 from flightedl.ports import Delete, Entry
-from flightedl.testing.etcd_server import EtcdServer
-from flightedl.testing.processes import ServerProcess
-from flightedl.testing.proxy import TcpProxy
+from tests.support.etcd_server import EtcdServer
+from tests.support.processes import ServerProcess
+from tests.support.proxy import TcpProxy
 
 pytestmark = [pytest.mark.etcd, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -97,7 +97,7 @@ class Ledger:
         counts = np.load(self.directory / "ledger.npz")
         for name in PARAMETERS:
             assert np.array_equal(counts[name], np.ones((EPOCHS, RECORDS))), list(findings(counts, PER_TASK))
-        batches = EPOCHS * batches_of(RECORDS, PER_TASK, BATCH)
+        batches = EPOCHS * RECORDS // BATCH
         assert [counts[name].tolist() for name in CLOCKS] == [[batches]] * len(CLOCKS)
         self.until_status(lambda found: found.state == "done")
         found = self.status()
@@ -167,7 +167,7 @@ def standby(job: Ledger, tmp_path: Path) -> Iterator[ServerProcess]:
         [sys.executable, "-m", "flightedl.master"], tmp_path / "standby.log", child_environment(values)
     )
     try:
-        job.until(lambda: "waiting for the lock" in process.log(), "the standby")
+        job.until(lambda: "stands by: process " in process.log(), "the standby")
         yield process
     finally:
         process.kill()

@@ -11,7 +11,7 @@ import pytest
 
 from flightedl.launch.cluster import LocalCluster
 from flightedl.launch.programs import TrainerProgram
-from flightedl.testing.etcd_server import EtcdServer
+from tests.support.etcd_server import EtcdServer
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(120)]
 

@@ -18,8 +18,8 @@ from flightedl.launch.liveness import Liveness
 from flightedl.launch.status import is_master_answering, tool_connector
 from flightedl.ports import Absent, Lease, Put
 from flightedl.rpc import Call, FlightServer, Routes, ServerIdentity
-from flightedl.testing.clock import FakeClock
-from flightedl.testing.memory import MemoryCoordinator
+from tests.support.clock import FakeClock
+from tests.support.memory import MemoryCoordinator
 
 KEYS = JobKeys("demo")
 TTL_S = 5.0

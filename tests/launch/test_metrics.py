@@ -11,8 +11,8 @@ import urllib.request
 
 import pytest
 
-from flightedl.testing.etcd_server import EtcdServer
-from flightedl.testing.processes import free_port
+from tests.support.etcd_server import EtcdServer
+from tests.support.processes import free_port
 
 pytestmark = [pytest.mark.etcd, pytest.mark.slow, pytest.mark.timeout(120)]
 

@@ -13,8 +13,8 @@ import pytest
 
 from flightedl.launch.cluster import LocalCluster
 from flightedl.launch.programs import TrainerProgram
-from flightedl.testing.etcd_server import EtcdServer
 from flightedl_tools.main import run_command_line
+from tests.support.etcd_server import EtcdServer
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(120)]
 

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from flightedl.adapters.notices import MetadataService, NoticeWatch, node_notice
-from flightedl.domain.notices import Notice
+from flightedl.domain.notices import MetadataRequest, Notice
 from flightedl.errors import UnavailableError
-from flightedl.testing.contracts.coordinator import eventually
-from flightedl.testing.etcd_server import EtcdServer
-from flightedl.testing.memory_cluster import MemoryCluster
+from tests.support.contracts.coordinator import eventually
+from tests.support.etcd_server import EtcdServer
+from tests.support.memory_cluster import MemoryCluster
 
 from .metadata_server import MACHINE, metadata_server
 
@@ -59,6 +59,32 @@ def test_a_rebalance_recommendation_is_a_notice_only_on_request() -> None:
         assert MetadataService("aws", server.url).look() == MetadataService("aws-rebalance", server.url).look()
 
 
+@pytest.mark.parametrize(
+    ("cloud", "failing", "answers", "reason"),
+    [
+        ("gcp", "preempted", {"maintenance-event": "TERMINATE_ON_HOST_MAINTENANCE"}, "host maintenance"),
+        ("gcp", "maintenance-event", {"preempted": "TRUE"}, "preempted"),
+        ("aws-rebalance", "spot/instance-action", {"rebalance": '{"noticeTime": ""}'}, "elevated risk"),
+        ("aws-rebalance", "rebalance", {"spot/instance-action": '{"action": "stop"}'}, "spot interruption"),
+    ],
+)
+def test_a_source_that_fails_does_not_hide_the_other(
+    cloud: str, failing: str, answers: dict[str, str], reason: str
+) -> None:
+    class Service(MetadataService):
+        def _answer(self, request: MetadataRequest) -> str:
+            if request.path.endswith(failing):
+                raise UnavailableError("the metadata service answered 503")
+            return next((text for path, text in answers.items() if request.path.endswith(path)), "")
+
+    notice = Service(cloud, "http://127.0.0.1").look()
+    assert notice is not None
+    assert reason in notice.reason
+    answers.clear()
+    with pytest.raises(UnavailableError, match="503"):
+        Service(cloud, "http://127.0.0.1").look()
+
+
 def test_answers_of_an_unknown_form_are_errors() -> None:
     with metadata_server("azure") as server:
         server.documents = dict.fromkeys(server.documents, "<html>")
@@ -81,14 +107,15 @@ def test_a_taint_of_the_node_is_a_notice() -> None:
     assert node_notice(cluster, "n1") == Notice("the node has the taint aws-node-termination-handler/spot-itn")
 
 
-def test_a_source_that_does_not_answer_is_reported_once() -> None:
+@pytest.mark.parametrize("error", [UnavailableError("nobody is there"), ValueError("nobody is there")])
+def test_a_source_that_does_not_answer_is_reported_once(error: Exception) -> None:
     looks, said = [0], list[str]()
     arrived = threading.Event()
 
     def look() -> Notice | None:
         looks[0] += 1
         if looks[0] < 5:
-            raise UnavailableError("nobody is there")
+            raise error
         return Notice("spot")
 
     before = signal.signal(signal.SIGTERM, lambda *_: arrived.set())

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flightedl.errors import EXIT_UNKNOWN
 from flightedl.launch.policy import (
     Account,
     AllFinished,
@@ -35,6 +36,18 @@ def test_the_job_is_done_when_the_last_trainer_finished() -> None:
     assert not decide.is_all_finished
     assert decide.ended(SECOND, 0, 6.0) == (SlotFinished(SECOND), AllFinished())
     assert decide.is_all_finished
+
+
+def test_a_trainer_without_some_of_the_data_has_finished() -> None:
+    decide = policy()
+    assert decide.ended(FIRST, 4, 5.0) == (SlotFinished(FIRST),)
+    assert decide.ended(SECOND, 0, 6.0) == (SlotFinished(SECOND), AllFinished(4))
+
+
+def test_a_trainer_whose_exit_status_is_unknown_has_not_finished() -> None:
+    decide = policy()
+    assert decide.ended(FIRST, EXIT_UNKNOWN, 5.0) == (StartAgain(FIRST, 0.0, "its exit status could not be read"),)
+    assert not decide.is_finished(FIRST)
 
 
 def test_a_finished_slot_cannot_end_again() -> None:
@@ -300,3 +313,49 @@ def test_the_same_error_everywhere_is_blamed_on_the_script_and_not_on_records() 
     (decision,) = decide.ended(FIRST, 1, 5.0, Account(True, False, 9, 3, 3, "odd"))
     assert isinstance(decision, GiveUp)
     assert "odd" in decision.reason
+
+
+def crash_in_doubt(decide: RestartPolicy, slot: Slot, attempts: int, **more: Any) -> tuple[Any, ...]:
+    account = Account(more.pop("has_trained", True), is_done=False, attempts=attempts, **more)
+    return decide.ended(slot, 1, 1.0, account)
+
+
+@pytest.mark.parametrize("has_trained", [False, True])
+def test_a_trainer_in_doubt_is_restarted_while_another_has_not_crashed(has_trained: bool) -> None:
+    decide = policy()
+    for attempts in range(30):
+        more = {
+            "has_trained": has_trained,
+            "raised_once": attempts,
+            "raised_by": 1,
+            "in_doubt": frozenset({"trainer-0"}),
+        }
+        (decision,) = crash_in_doubt(decide, FIRST, attempts, **more)
+        assert isinstance(decision, StartAgain), decision
+    (decision,) = crash_in_doubt(decide, SECOND, 31, raised_once=31, raised_by=2, in_doubt=frozenset({"trainer-1"}))
+    assert isinstance(decision, GiveUp), "now every trainer has raised it"
+
+
+def test_a_trainer_that_has_to_end_is_not_restarted_and_the_others_go_on() -> None:
+    decide = policy()
+    (decision,) = crash_in_doubt(decide, FIRST, 9, given_up=frozenset({"trainer-0"}))
+    assert isinstance(decision, SlotFinished)
+    assert "other trainers go on" in decision.reason
+    assert decide.ended(SECOND, 0, 5.0) == (SlotFinished(SECOND), AllFinished())
+
+
+def test_the_job_is_given_up_when_all_trainers_had_to_end() -> None:
+    decide = policy()
+    both = frozenset({"trainer-0", "trainer-1"})
+    assert isinstance(crash_in_doubt(decide, FIRST, 9, given_up=both)[0], SlotFinished)
+    assert isinstance(crash_in_doubt(decide, SECOND, 9, given_up=both)[0], GiveUp)
+
+
+@pytest.mark.parametrize("slot", [MASTER, PSERVER])
+def test_servers_that_leave_politely_count_as_ended_from_outside(slot: Slot) -> None:
+    decide = policy()
+    for _ in range(Limits().ended_short_runs - 1):
+        (decision,) = decide.ended(slot, 0, 2.0)
+        assert isinstance(decision, StartAgain)
+        assert decision.after_s <= Limits().first_delay_s
+    assert isinstance(decide.ended(slot, 0, 2.0)[0], GiveUp)

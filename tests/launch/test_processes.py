@@ -12,7 +12,8 @@ import psutil
 import pytest
 
 from flightedl.config import child_environment
-from flightedl.errors import UsageError
+from flightedl.errors import EXIT_UNKNOWN, UsageError
+from flightedl.launch.forking import ForkedProcess
 from flightedl.launch.orphan_reaper import kill_group
 from flightedl.launch.processes import Child, Children
 
@@ -69,6 +70,15 @@ def test_the_exit_code_of_a_child_is_known(children: Children) -> None:
     assert killed.wait(10.0) == -signal.SIGKILL
     killed.send(signal.SIGKILL)
     killed.kill()
+
+
+def test_the_exit_code_of_a_child_that_was_reaped_elsewhere_is_not_zero(children: Children) -> None:
+    child = start(children, "pass")
+    os.waitpid(child.pid, 0)
+    assert child.poll() == EXIT_UNKNOWN
+    assert child.poll() == EXIT_UNKNOWN
+    forked = ForkedProcess(child.pid)
+    assert forked.wait() == EXIT_UNKNOWN
 
 
 def test_a_child_has_exactly_the_given_environment(children: Children) -> None:

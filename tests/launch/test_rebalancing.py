@@ -11,7 +11,7 @@ from flightedl.launch.programs import TrainerProgram
 from flightedl.messages.base import encode
 from flightedl.messages.scaling import ScaleReply, ScaleRequest
 from flightedl.messages.status import EventsReply, EventsRequest
-from flightedl.testing.contracts.coordinator import eventually
+from tests.support.contracts.coordinator import eventually
 
 pytestmark = [pytest.mark.etcd, pytest.mark.slow, pytest.mark.timeout(240)]
 

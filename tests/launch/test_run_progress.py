@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import re
 import sys
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -17,7 +19,8 @@ from flightedl.launch.progress import (
     make_display,
     plain_line,
 )
-from flightedl.messages.status import FailedPiece, ServerStatus, StatusReply, TaskCounts
+from flightedl.messages.status import FailedPiece, ServerStatus, StatusReply, TaskCounts, TrainerStatus
+from flightedl.process.host import host_facts
 
 
 class StoodStill:
@@ -73,6 +76,21 @@ def test_the_plain_line_contains_all_figures() -> None:
 def test_the_line_says_that_the_master_has_not_answered_yet() -> None:
     none_yet = Figures(1.0, None, trainers_running=2, trainers=2, pservers=2)
     assert plain_line(none_yet) == "1 s, epoch -, pservers 0/2, trainers 2/2, waiting for the master"
+
+
+def test_scripts_before_their_first_batch_are_named_instead_of_no_records() -> None:
+    facts = host_facts()
+    trainers = [
+        TrainerStatus(trainer="a", generation=1, name="trainer-0", starting_s=26.2, facts=facts),
+        TrainerStatus(trainer="b", generation=2, name="trainer-1", facts=facts),
+        TrainerStatus(trainer="c", generation=3, name="trainer-2"),
+        TrainerStatus(trainer="e", generation=4, starting_s=26.2, waiting_for="pserver 0", facts=facts),
+    ]
+    scripts = {"trainer-0": 30.0, "trainer-1": 30.0, "trainer-2": 8.0, "trainer-3": 7.0, "trainer-4": 2.0}
+    shown = plain_line(replace(figures(records=0, trainers=trainers), scripts=scripts))
+    assert ", trainer-0: the script has run for 30 s and has not asked for a batch, and 2 more, loss" in shown
+    assert " records" not in shown
+    assert "the script" not in plain_line(replace(figures(trainers=trainers), scripts=scripts)), "others train"
 
 
 def test_the_reason_for_waiting_is_shown_once() -> None:
@@ -208,3 +226,17 @@ def test_a_console_without_a_reader_reports_it_once_and_stops_printing(monkeypat
         display.lines("trainer-0", ["after"])
         display.event("the end")
     assert closed == [1]
+
+
+def test_a_full_disk_ends_the_output_and_not_the_job(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with contextlib.suppress(OSError), open("/dev/full", "w") as output:  # noqa: PTH123 - a device
+        monkeypatch.setattr(sys, "stdout", output)
+        console, closed = JobConsole(), []
+        console.on_closed = lambda: closed.append(1)
+        display = PlainDisplay(console, StoodStill())
+        for _ in range(2):
+            display.lines("trainer-0", ["a line"])
+    assert not closed
+    assert capsys.readouterr().err.count("the job goes on without output: [Errno 28]") == 1

@@ -16,7 +16,7 @@ from flightedl.launch.programs import TrainerProgram
 from flightedl.launch.status import JobStatus, follow_change
 from flightedl.messages.scaling import ScaleReply, ScaleRequest
 from flightedl.messages.status import ServerStatus
-from flightedl.testing.contracts.coordinator import eventually
+from tests.support.contracts.coordinator import eventually
 
 _WAIT_S = 200.0
 

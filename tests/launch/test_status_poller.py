@@ -12,7 +12,7 @@ from flightedl.errors import FlightedlError, NotFoundError, UnavailableError
 from flightedl.launch import run as runs
 from flightedl.launch.run import StatusPoller
 from flightedl.messages.status import StatusReply, TaskCounts
-from flightedl.testing.clock import FakeClock
+from tests.support.clock import FakeClock
 
 WORKING = StatusReply(job="j", state="training", tasks=TaskCounts(total=4, done=1, todo=2, pending=1))
 DONE = StatusReply(job="j", state="done", tasks=TaskCounts(total=4, done=4))

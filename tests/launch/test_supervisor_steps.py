@@ -9,8 +9,10 @@ import pytest
 
 from flightedl.launch import supervisor as supervisors
 from flightedl.launch.policy import Limits, Role, Slot
+from flightedl.launch.run import name_of
 from flightedl.launch.supervisor import Supervisor
-from flightedl.testing.clock import FakeClock
+from flightedl.messages.status import ServerStatus, StatusReply
+from tests.support.clock import FakeClock
 
 MASTER, PSERVER = Slot(Role.MASTER, 0), Slot(Role.PSERVER, 0)
 FIRST, SECOND = Slot(Role.TRAINER, 0), Slot(Role.TRAINER, 1)
@@ -37,7 +39,7 @@ class Child:
 class Job:
     """A supervisor whose steps the test makes. It stands in for the children, too."""
 
-    def __init__(self, *slots: Slot, is_group: bool = False) -> None:
+    def __init__(self, *slots: Slot, is_group: bool = False, **more: Any) -> None:
         self.clock = FakeClock()
         self.started: list[Child] = []
         self.forgotten: list[int] = []
@@ -52,6 +54,7 @@ class Job:
             LIMITS,
             on_end=self.ends.append,
             is_group=is_group,
+            **more,
         )
         for slot, place in self.supervisor._places.items():
             self.supervisor._fill(slot, place)
@@ -93,6 +96,19 @@ def test_a_process_that_has_ended_is_forgotten_and_reported_before_its_successor
     job.step()
     assert job.running(FIRST) is job.started[-1]
     assert job.ends == [ended.pid]
+
+
+def test_a_process_that_has_ended_is_named_after_its_pserver_too() -> None:
+    server = ServerStatus(index=0, address="h:1", generation=7, state="serving", process="pserver-3")
+    status, events = StatusReply(job="demo", state="training", pservers=[server]), list[str]()
+    slots = (Slot(Role.PSERVER, 3), Slot(Role.PSERVER, 1), FIRST)
+    job = Job(*slots, name_of=lambda slot: name_of(slot, status), on_event=events.append)
+    for slot in slots:
+        job.running(slot).code = -9
+    job.step()
+    names = [event.split(" (pid")[0] for event in events]
+    assert names == ["pserver-0 (process pserver-3)", "pserver-1", "trainer-0"]
+    assert name_of(slots[0], None) == "pserver-3"
 
 
 def test_only_time_in_which_the_supervisor_looks_counts_as_frozen() -> None:

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 
 import flightedl as fe
 from flightedl.errors import BegunAnewError, DataError, FlightedlError, UsageError
-from flightedl.testing.contracts.coordinator import eventually
 from flightedl_tools.main import command
+from tests.support.contracts.coordinator import eventually
 
 pytestmark = [pytest.mark.etcd, pytest.mark.slow, pytest.mark.timeout(180)]
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 from flightedl.errors import UsageError
 from flightedl.launch import trainer
 from flightedl.launch.trainer import check_target
+from flightedl.process.ending import is_of_library, print_error
 
 
 def run(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -147,9 +149,9 @@ def test_the_library_is_recognized_through_links(tmp_path: Path) -> None:
     """Otherwise errors would show the library's line instead of the user's line that called it."""
     package = Path(trainer.__file__).parent.parent
     (tmp_path / "linked").symlink_to(package)
-    assert trainer._is_of_library(str(tmp_path / "linked" / "rpc" / "client.py"))
-    assert not trainer._is_of_library(str(tmp_path / "linked" / "examples" / "digits.py"))
-    assert not trainer._is_of_library(str(tmp_path / "train.py"))
+    assert is_of_library(str(tmp_path / "linked" / "rpc" / "client.py"))
+    assert not is_of_library(str(tmp_path / "linked" / "examples" / "digits.py"))
+    assert not is_of_library(str(tmp_path / "train.py"))
 
 
 _HOLDS_A_LOCK = """
@@ -188,3 +190,22 @@ def test_a_process_ends_with_its_script_even_if_a_stopped_thread_holds_a_lock(
     done = run(tmp_path, "script.py")
     assert (done.returncode, done.stderr) == (code, output)
     assert done.stdout.splitlines() == ["the script a thread of its own", "registered"]
+
+
+@pytest.mark.parametrize("directory", ["", "site-packages"], ids=["script", "installed script"])
+def test_an_error_names_the_line_of_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], directory: str
+) -> None:
+    """Neither that of a generated constructor, nor that of a package that the script uses."""
+    script = tmp_path / write(tmp_path, f"{directory or '.'}/program.py", "import framework\nframework.declare()\n")
+    write(tmp_path, "site-packages/framework.py", "import flightedl as fe\ndef declare(): fe.SGD(lr=-1.0)\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "site-packages"))
+    monkeypatch.delitem(sys.modules, "framework", raising=False)
+    monkeypatch.setattr(sys, "last_value", None, raising=False)
+    with pytest.raises(UsageError) as caught:
+        runpy.run_path(str(script), run_name="__main__")
+    # Without the frame of this test.
+    assert caught.value.__traceback__ is not None
+    print_error(caught.value.with_traceback(caught.value.__traceback__.tb_next))
+    line = f"{script}, line 2" if not directory else f"{tmp_path}/site-packages/framework.py, line 2"
+    assert capsys.readouterr().err.startswith(f"{line}: UsageError: SGD: lr is -1")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -56,3 +57,59 @@ def test_arguments_of_sys_exit_mean_the_same_as_in_the_interpreter(
 ) -> None:
     assert code_of(SystemExit(given)) == code
     assert capsys.readouterr().err == message
+
+
+ENDS = """
+import atexit, sys
+from flightedl.process.ending import script_error, watch_exits
+
+exit_before = sys.exit
+watch_exits()
+watch_exits()
+assert script_error() is None
+atexit.register(lambda: print(repr(script_error()), end=""))
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "known"),
+    [
+        ("", 0, "None"),
+        ("sys.exit()", 0, "SystemExit()"),
+        ("sys.exit(3)", 3, "SystemExit(3)"),
+        ("1 / 0", 1, "ZeroDivisionError('division by zero')"),
+        ("import argparse; argparse.ArgumentParser().error('odd')", 2, "SystemExit(2)"),
+        ("import threading; thread = threading.Thread(target=sys.exit, args=(3,)); thread.start()", 0, "None"),
+        # Only this one leaves no trace.
+        ("raise SystemExit(3)", 3, "None"),
+    ],
+)
+def test_exit_functions_know_how_the_script_has_ended(end: str, code: int, known: str) -> None:
+    done = subprocess.run([sys.executable, "-c", ENDS + end], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (code, known), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [("LostDataError('2 batches')", 4), ("UsageError('wrong')", 2), ("InternalError('a bug')", 1)]
+)
+def test_an_error_that_ends_a_script_is_one_sentence_and_gives_its_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str, code: int
+) -> None:
+    script = tmp_path / "train.py"
+    imports = "import flightedl as fe\nfrom flightedl.errors import *\nfe.SGD\n"
+    script.write_text(f"{HEAD}{imports}raise {error}", "utf-8")
+    name, _, text = error.removesuffix("')").partition("('")
+    sentence = f"{script}, line {len(script.read_text().splitlines())}: {name}: {text}\n"
+
+    def shown(**variables: str) -> str:
+        for variable, value in variables.items():
+            monkeypatch.setenv(variable, value)
+        done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stdout) == (code, "all is said taken down")
+        return done.stderr
+
+    is_bug = name == "InternalError"
+    assert ("Traceback" in shown()) == is_bug
+    assert is_bug or shown().endswith(sentence)
+    assert is_bug or shown(RANK="3").endswith(f"rank 3: {name}: {text}\n")
+    assert "Traceback" in shown(FLIGHTEDL_DEBUG="1")

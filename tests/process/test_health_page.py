@@ -12,7 +12,7 @@ import pytest
 from flightedl.errors import UsageError
 from flightedl.process.health_page import STANDS_STILL_S, Health
 from flightedl.process.http_page import HttpPage
-from flightedl.testing.clock import FakeClock
+from tests.support.clock import FakeClock
 
 
 def statuses(health: Health) -> tuple[int, int, int]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from flightedl.process.http_page import _REQUESTS_LIMIT, _STREAMS_LIMIT, Answer, Asked, HttpPage
-from flightedl.testing.contracts.coordinator import eventually
+from tests.support.contracts.coordinator import eventually
 
 
 def answer(asked: Asked) -> Answer:
@@ -26,8 +26,8 @@ def endless(asked: Asked) -> Answer:
     return Answer(parts() if asked.path == "/stream" else b"text")
 
 
-def get(port: int, path: str) -> tuple[int, bytes]:
-    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=20)) as connection:
+def get(port: int, path: str, host: str = "127.0.0.1") -> tuple[int, bytes]:
+    with contextlib.closing(http.client.HTTPConnection(host, port, timeout=20)) as connection:
         connection.request("GET", path)
         reply = connection.getresponse()
         return reply.status, reply.read()
@@ -39,6 +39,11 @@ def test_places_of_requests_that_have_ended_are_free(path: str, body: bytes) -> 
         for _ in range(2 * _REQUESTS_LIMIT):
             # A place is free a moment after the client has read the answer.
             eventually(lambda: get(page.port, path) == (200, body))
+
+
+def test_a_page_is_served_on_an_ipv6_address() -> None:
+    with contextlib.closing(HttpPage("page", "::1", 0, answer)) as page:
+        assert get(page.port, "/", "::1") == (200, b"text")
 
 
 def test_readers_of_streams_leave_room_for_others_and_are_ended(request: pytest.FixtureRequest) -> None:

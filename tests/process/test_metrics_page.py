@@ -16,8 +16,8 @@ from flightedl.ports import Measure
 from flightedl.process import http_page
 from flightedl.process.http_page import HttpPage, patient_page
 from flightedl.process.metrics_page import Figure, Figures, Metrics
-from flightedl.testing.contracts.coordinator import eventually
-from flightedl.testing.processes import free_port
+from tests.support.contracts.coordinator import eventually
+from tests.support.processes import free_port
 
 WAIT = Measure("wait_seconds", "Waits.", (0.1, 1.0))
 CALLS = Measure("calls", "Calls.", (), "verb", ("push", "pull"))

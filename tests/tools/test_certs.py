@@ -61,7 +61,7 @@ def test_only_the_owner_can_read_keys(made: Path) -> None:
 
 
 def test_etcd_gets_a_certificate_for_its_names(made: Path) -> None:
-    assert names(made / "etcd") == ["localhost", "127.0.0.1", "etcd.example"]
+    assert names(made / "etcd") == ["localhost", "127.0.0.1", "::1", "etcd.example"]
     ssl.create_default_context(cafile=str(made / "etcd" / "ca.pem"))
 
 
@@ -76,7 +76,7 @@ def test_renewal_makes_new_keys_with_the_same_authority(made: Path) -> None:
     assert run_command_line(["certs", "renew", str(made), "--days", "200"]) == 0
     assert all(path.read_bytes() != key for path, key in before.items())
     assert certificate(made / "trainer").not_valid_after_utc > old.not_valid_after_utc
-    assert names(made / "etcd") == ["localhost", "127.0.0.1", "etcd.example"]
+    assert names(made / "etcd") == ["localhost", "127.0.0.1", "::1", "etcd.example"]
     assert len(authorities(made / "trainer")) == 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from click.testing import CliRunner, Result
 from flightedl.errors import FlightedlError, UsageError
 from flightedl_tools.dataset import _condition
 from flightedl_tools.main import command, run_command_line
+from tests.support.processes import closed_port
 
 
 @pytest.fixture
@@ -70,6 +72,18 @@ def test_inspect_shows_files_columns_and_records(data: Path) -> None:
     assert found["columns"] == [{"name": "k", "type": "int64"}, {"name": "word", "type": "string"}]
     assert found["first_records"] == [{"k": 0, "word": "a"}, {"k": 1, "word": "b"}]
     assert [file["chunks"] for file in found["files"]] == [4, 4, 4]
+
+
+def test_inspect_says_what_a_group_mixes(data: Path) -> None:
+    shown = run("inspect", "part-*.parquet", "--global-batch", "16", "--ranks", "2").stdout
+    assert "shuffle=True: a global batch of 16 records mixes records of about 12 of 12 chunks (lanes=8" in shown
+    assert "a rank reads 4 of 8 lanes" in shown
+    assert "without a group: a task has about 10 records of 10 of 12 chunks" in " ".join(shown.split())
+    found = result_of("inspect", "part-0.parquet", "--global-batch", "31", "--ranks", "2")["shuffle"]
+    assert (found["mixed_chunks"], found["tasks"]["mixed_chunks"]) == (4, 4)
+    assert found["warnings"] == [
+        "there is only one lane, so each of the 2 ranks decodes all records: lanes= divides them, too"
+    ]
 
 
 def test_conversion_resumes_where_it_stopped(data: Path) -> None:
@@ -151,9 +165,22 @@ def test_an_error_about_corrupt_data_says_what_to_do(data: Path, capsys: pytest.
 def test_columns_that_csv_cannot_hold_are_named(data: Path) -> None:
     pq.write_table(pa.table({"k": [1], "list": [[1, 2]], "bytes": [b"\xff"]}), data / "odd.parquet")
     convert = ["convert", "odd.parquet", "--to", "x", "--to-format", "csv", "--overwrite"]
-    assert "column 'list' (list<element: int64>) cannot be written as csv" in refused(*convert)
+    assert "column 'list' (list<item: int64>) cannot be written as csv" in refused(*convert)
     assert "column 'bytes' (binary) cannot be written as csv" in refused(*convert, "--columns", "k,bytes")
     result_of(*convert, "--columns", "k")
+
+
+def test_a_conversion_that_would_change_values_fails_with_exit_code_1(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not 2: the data and the command are valid. The user decides whether the changes matter."""
+    pq.write_table(pa.table({"price": [Decimal("1.10")]}), data / "exact.parquet")
+    convert = ["dataset", "convert", "exact.parquet", "--to", "x", "--to-format", "csv"]
+    assert run_command_line(convert) == 1
+    assert "csv changes the values of 'price', so nothing was written" in capsys.readouterr().err
+    assert not list(data.glob("x*"))
+    assert run_command_line([*convert, "--lossy"]) == 0
+    assert "changed by the format: price" in capsys.readouterr().err
 
 
 def test_an_in_memory_target_is_rejected(data: Path) -> None:
@@ -189,6 +216,17 @@ def test_the_exit_code_shows_that_input_must_be_changed(data: Path, capsys: pyte
 )
 def test_a_condition_is_parsed_from_text(text: str, condition: tuple) -> None:
     assert _condition(text) == condition
+
+
+def test_data_is_served_with_declared_types(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, value in enumerate((1, 0.5)):
+        pq.write_table(pa.table({"x": [value]}), tmp_path / f"{number}.parquet")
+    pattern = f"{tmp_path}/*.parquet"
+    assert run_command_line(["data", "serve", pattern]) == 2
+    assert "types= sets its type" in capsys.readouterr().err
+    # The address has no etcd, so the command ends after it has indexed the data.
+    run_command_line(["data", "serve", pattern, "--types", "x=double", "--etcd", f"127.0.0.1:{closed_port()}"])
+    assert "serving 2 records of 2 files" in capsys.readouterr().out
 
 
 def test_a_condition_without_a_value_is_rejected() -> None:

@@ -15,8 +15,8 @@ from pathlib import Path
 import click
 import pytest
 
-from flightedl.testing.processes import closed_port
 from flightedl_tools.main import command, run_command_line
+from tests.support.processes import closed_port
 
 #: Remaining arguments of each command, in addition to the option under test; "{}" is a directory of the test.
 WHOLE = {
@@ -66,6 +66,10 @@ INVALID_TEXTS: dict[str, list[str]] = {
     "--to-format": ["nonsense"],
     "--to": ["memory://x", "/proc/x/y"],
     "--columns": ["nonsense"],
+    "--types": ["x", "x=nonsense", "=int64", "nonsense=int64"],
+    "--names": ["a,,b", "I3-I1", "a,a"],
+    "--delimiter": ["::", "\N{LATIN SMALL LETTER E WITH ACUTE}"],
+    "--data-moved": ["/old", "=/new"],
     "run script_or_module": [ABSENT + ".py"],
     "prove script_or_module": [ABSENT + ".py"],
     "prove --faults": ["nonsense", "trainer,", ""],
@@ -94,13 +98,13 @@ INVALID_TEXTS: dict[str, list[str]] = {
     "certs create --host": ["bad host!", ""],
     "certs create directory": ["/dev/null/x"],
     "forget job": JOBS,
-    "bench queue --sizes": ["x", "-1", ""],
 }
 _LATER = "the server that is started refuses it"
 _CLUSTER = "only the cluster knows it"
 _ASKED = "only what it is looked for in knows it"
 #: Option -> reason why its text cannot be validated. Overrides ``INVALID_TEXTS``.
 ANY_TEXT: dict[str, str] = {
+    "--null-values": "any text may stand for a null",
     "arguments": "the script's",
     "--checkpoint": _LATER,
     "--bind": _LATER,

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import sys
 from importlib.metadata import version
 
@@ -9,8 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from flightedl.errors import JobFailedError, NotFoundError, UnavailableError, UsageError
+from flightedl.launch.progress import JobConsole
 from flightedl_tools import main as main_module
-from flightedl_tools.main import COMMANDS, command, run_command_line
+from flightedl_tools.main import COMMANDS, SECTIONS, command, run_command_line
 
 
 def failing(error: BaseException) -> click.Command:
@@ -37,6 +39,7 @@ def test_help_lists_every_command_without_importing_them(capsys: pytest.CaptureF
     for name, (_module, _attribute, text) in COMMANDS.items():
         assert name in shown
         assert text in shown
+    assert sorted(name for names in SECTIONS.values() for name in names) == sorted(COMMANDS)
 
 
 def test_the_version_equals_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,3 +106,21 @@ def test_main_ends_the_process_with_the_code(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(SystemExit) as ended:
         main_module.main()
     assert ended.value.code == 2
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
+def test_a_terminal_that_lacks_a_character_gets_its_code(monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding))
+
+    def show(**_: object) -> None:
+        JobConsole(width=80).print("trainer-0 | \u2192 1", soft_wrap=True)
+        click.echo("\u65e5.csv")
+
+    monkeypatch.setattr(command, "main", show)
+    with pytest.raises(SystemExit) as ended:
+        main_module.main(["status"])
+    sys.stdout.flush()
+    # click itself writes UTF-8 if the encoding is ASCII, which it considers a mistake.
+    name = "\u65e5".encode() if encoding == "ascii" else b"\\u65e5"
+    assert (ended.value.code, written.getvalue()) == (0, b"trainer-0 | \\u2192 1\n" + name + b".csv\n")

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from flightedl.testing.simulation import Outcome, run_seed
-from flightedl.testing.simulation.bugs import PLANTED
-from flightedl.testing.simulation.planted import planted
 from flightedl_tools.main import run_command_line
+from tests.simulation.cores import Outcome, run_seed
+from tests.simulation.cores.bugs import PLANTED
+from tests.simulation.cores.planted import planted
 
 SEED = 6
 BUG = "a member before all have agreed"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from flightedl.messages.status import ConsumerStatus, GroupStatus, ServerStatus, StatusReply, TableCounts, TrainerStatus
 from flightedl_tools.status import facts, processes, rows_of
 
@@ -32,6 +34,12 @@ def test_the_lag_of_a_standby_is_shown() -> None:
     assert shown(server)[3] == "serving, standby 0.4 s behind"
     server = ServerStatus(index=0, address="h:1", generation=7, state="serving", standby="h:2")
     assert shown(server)[3] == "serving, standby without a copy"
+
+
+def test_a_pserver_is_shown_with_its_process_if_that_has_another_number() -> None:
+    server = ServerStatus(index=0, address="h:1", generation=7, state="serving", process="pserver-3")
+    assert shown(server)[0] == "pserver-0 (process pserver-3)"
+    assert shown(replace(server, process="pserver-0"))[0] == "pserver-0"
 
 
 def test_a_trainer_is_shown_with_its_launcher_name_and_process() -> None:

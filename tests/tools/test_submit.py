@@ -21,11 +21,11 @@ from flightedl.launch.kubernetes.values import ClusterJob
 from flightedl.launch.kubernetes.views import labels_of
 from flightedl.launch.progress import Figures
 from flightedl.messages.scaling import ScaleReply
-from flightedl.testing.clock import FakeClock
-from flightedl.testing.memory_cluster import MemoryCluster
 from flightedl_tools import clusters, scaling
 from flightedl_tools import submit as submit_module
 from flightedl_tools.submit import code_of, count_of, submit, variable_of
+from tests.support.clock import FakeClock
+from tests.support.memory_cluster import MemoryCluster
 
 
 @pytest.fixture

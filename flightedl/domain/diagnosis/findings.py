@@ -22,6 +22,7 @@ class Cause(enum.StrEnum):
 
     ETCD_UNREACHABLE = "etcd_unreachable"
     ETCD_WITHOUT_QUORUM = "etcd_without_quorum"
+    ETCD_FULL = "etcd_full"
     ETCD_SLOW = "etcd_slow"
     ETCD_UNSOUND = "etcd_unsound"
     ACCESS_REFUSED = "access_refused"

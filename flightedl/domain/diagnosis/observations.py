@@ -30,6 +30,8 @@ class Asked:
     #: Version and number of members of etcd, if the server is an etcd member; empty if unknown.
     version: Version = ()
     member_count: int = 0
+    #: True if etcd rejects all writes, because a member's database has reached its quota.
+    is_full: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,3 +92,7 @@ class Observations:
     disks: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     #: Server -> its certificate, if the job uses TLS.
     certificates: Mapping[str, ShownCertificate] = field(default_factory=dict)
+
+    def pserver(self, index: int) -> str:
+        """Return the name of a pserver, with the name of its process if it is known."""
+        return f"pserver-{index}" if self.status is None else self.status.pserver(index)

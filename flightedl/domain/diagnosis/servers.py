@@ -30,6 +30,15 @@ def etcd(seen: Observations) -> Iterator[Finding]:
     answering = [each for each in seen.etcd if each.seconds is not None]
     where = ", ".join(each.address for each in seen.etcd)
     refused = [each for each in seen.etcd if each.code == "authentication"]
+    if full := [each.address for each in answering if each.is_full]:
+        yield Finding(
+            Cause.ETCD_FULL,
+            BROKEN,
+            "etcd",
+            f"etcd at {', '.join(full)} is full: it rejects all writes, so no task is assigned and no process can join",
+            "Compact and defragment it with `etcdctl compact` and `etcdctl defrag`, or raise --quota-backend-bytes. "
+            "Then run `etcdctl alarm disarm`.",
+        )
     if not answering and refused:
         yield Finding(
             Cause.ACCESS_REFUSED,
@@ -164,7 +173,7 @@ def pservers(seen: Observations) -> Iterator[Finding]:
 
 
 def _silent_pserver(seen: Observations, index: int, asked: Asked) -> Iterator[Finding]:
-    who = f"pserver-{index}"
+    who = seen.pserver(index)
     known = [] if seen.status is None else [each for each in seen.status.pservers if each.index == index]
     if known and known[0].state != "not reached" and not asked.is_connected:
         advice = "This is harmless if it affects only your machine, but trainers must reach every pserver."
@@ -190,7 +199,7 @@ def _restarts(seen: Observations) -> Iterator[Finding]:
 
 def _memory(seen: Observations) -> Iterator[Finding]:
     for index, reply in sorted(seen.replies.items()):
-        facts, who = reply.facts, f"pserver-{index}"
+        facts, who = reply.facts, seen.pserver(index)
         limit = 0 if facts is None else facts.memory_limit_bytes
         is_near = facts is not None and limit and facts.memory_bytes > _MEMORY_PART * limit
         busy = reply.refused_calls.get("busy", 0)
@@ -213,7 +222,7 @@ def _memory(seen: Observations) -> Iterator[Finding]:
 def _state(seen: Observations) -> Iterator[Finding]:
     status = seen.status
     for index, reply in sorted(seen.replies.items()):
-        who = f"pserver-{index}"
+        who = seen.pserver(index)
         if status is not None and status.plan_hash and reply.plan_hash and reply.plan_hash != status.plan_hash:
             yield Finding(
                 Cause.OTHER_PLAN,
@@ -295,8 +304,8 @@ def refusals(seen: Observations) -> Iterator[Finding]:
         yield Finding(
             Cause.GRADIENTS_REFUSED,
             HARMFUL,
-            f"pserver-{index}",
-            f"pserver-{index} rejected {bad[index]} gradients that were not finite or had a wrong shape",
+            seen.pserver(index),
+            f"{seen.pserver(index)} rejected {bad[index]} gradients that were not finite or had a wrong shape",
             "Lower the learning rate, or clip gradients (clip_norm=). The trainer's error names parameter and batch.",
         )
 
@@ -337,7 +346,7 @@ def _facts(seen: Observations) -> Iterator[tuple[str, HostFacts, float]]:
         yield "master", status.master.facts, seen.master.received_s
     for index, reply in sorted(seen.replies.items()):
         if reply.facts is not None and index in seen.pservers:
-            yield f"pserver-{index}", reply.facts, seen.pservers[index].received_s
+            yield seen.pserver(index), reply.facts, seen.pservers[index].received_s
     for trainer in () if status is None else status.trainers:
         if trainer.facts is not None and seen.master is not None:
             yield trainer.trainer, trainer.facts, seen.master.received_s - trainer.silent_s

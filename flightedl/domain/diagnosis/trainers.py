@@ -36,7 +36,7 @@ def waits(seen: Observations) -> list[Wait]:
     for server in () if status is None else status.pservers:
         if server.waits_for and server.waits_s >= WAITS_S:
             awaited = ", ".join(names.get(each, each) for each in server.waits_for)
-            found.append(Wait(f"round {server.waits_at} of pserver-{server.index}", awaited, server.waits_s))
+            found.append(Wait(f"round {server.waits_at} of {server.name}", awaited, server.waits_s))
     found.extend(
         Wait(name_of(trainer), trainer.waiting_for.removeprefix("waiting for "))
         for trainer in (() if status is None else status.trainers)
@@ -140,8 +140,8 @@ def _cut_off(seen: Observations, trainer: TrainerStatus) -> Iterator[Finding]:
             Cause.TRAINER_CUT_OFF,
             BROKEN,
             trainer.trainer,
-            f"{name_of(trainer)} is waiting for {trainer.waiting_for}, but pserver-{index} answers this machine: the "
-            "trainer cannot reach it",
+            f"{name_of(trainer)} is waiting for {trainer.waiting_for}, but {seen.pserver(index)} answers this machine: "
+            "the trainer cannot reach it",
             f"Check that {trainer.host or 'its machine'} can connect to {address}. Firewalls, network policies, or an "
             "--advertise address that is valid on some machines only may prevent it.",
         )
@@ -161,17 +161,17 @@ def _stuck(seen: Observations, status: StatusReply) -> Iterator[Finding]:
             yield Finding(
                 Cause.ROUND_STUCK,
                 BROKEN,
-                f"pserver-{index}",
-                f"round {reply.waits_at} of pserver-{index} has waited {reply.waits_s:.0f} s for members that the "
-                "master does not know: the view without them has not reached the pserver",
+                seen.pserver(index),
+                f"round {reply.waits_at} of {seen.pserver(index)} has waited {reply.waits_s:.0f} s for members that "
+                "the master does not know: the view without them has not reached the pserver",
                 "Check that the master can reach the pserver. If it can, restart the pserver to get the newest view.",
             )
         elif idle:
             yield Finding(
                 Cause.ROUND_STUCK,
                 BROKEN,
-                f"pserver-{index}",
-                f"round {reply.waits_at} of pserver-{index} has waited {reply.waits_s:.0f} s for {', '.join(idle)}, "
-                "which hold no tasks",
+                seen.pserver(index),
+                f"round {reply.waits_at} of {seen.pserver(index)} has waited {reply.waits_s:.0f} s for "
+                f"{', '.join(idle)}, which hold no tasks",
                 "Restart the master; pushes continue without it. If it happens again, please report it with --report.",
             )

@@ -168,8 +168,8 @@ def checkpoints(seen: Observations) -> Iterator[Finding]:
             yield Finding(
                 Cause.STORE_SLOW,
                 HARMFUL,
-                f"pserver-{index}",
-                f"pserver-{index} took {reply.written_s:.0f} s to write {reply.written_bytes / 1e6:,.0f} MB of a "
+                seen.pserver(index),
+                f"{seen.pserver(index)} took {reply.written_s:.0f} s to write {reply.written_bytes / 1e6:,.0f} MB of a "
                 f"checkpoint ({rate:.1f} MB/s)",
                 "Its disk or object store is slow or shared. Training does not wait for it, but recovery does.",
             )

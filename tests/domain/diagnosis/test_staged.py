@@ -194,6 +194,11 @@ STAGED: dict[str, tuple[Observations, Cause, str]] = {
         "etcd",
     ),
     "one of three of etcd is down": (replace(healthy(), etcd=(UP, UP, CLOSED)), Cause.ETCD_UNREACHABLE, "etcd"),
+    "etcd is full": (
+        no_master(healthy(), etcd=(UP, replace(UP, is_full=True)), lock_generation=0, pservers={}, replies={}),
+        Cause.ETCD_FULL,
+        "etcd",
+    ),
     "etcd is slow": (replace(healthy(), etcd=(replace(UP, seconds=1.5),)), Cause.ETCD_SLOW, "etcd"),
     "a member of etcd has an old version": (
         replace(healthy(), etcd=(replace(UP, version=(3, 5, 16), member_count=3),)),
