@@ -6,6 +6,8 @@
   successive lines about the progress, the first is kept
 * ``top.svg``: the screen of ``flightedl top``
 * ``page.png``: the job's web page; needs the program ``chromium``
+* ``page-calm-1300.png``, and so on: the top of the page while the job trains, after the death of a pserver and while it
+  waits for a frozen trainer, on a screen and on a phone
 * ``curve.svg``: the curve of the loss
 """
 
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import base64
 import io
+import os
 import re
 import shutil
 import signal
@@ -39,6 +42,13 @@ _COLUMNS = 132
 #: Longest pause in the recording; longer ones are cut.
 _PAUSE_S = 1.2
 _RUN = ["run", "train.py", "--trainers", "2", "--pservers", "2", "--checkpoint", "checkpoints"]
+#: State of the page -> a script that is true in it.
+_STATES = {
+    "calm": "document.querySelectorAll('#curves polyline').length > 2 && $('notices').childElementCount === 0",
+    "lost": "$('notices').innerText.includes('pserver-1 was lost')",
+    "waits": "[...document.querySelectorAll('#notices .now')].some((each) => each.innerText.includes('waits for'))",
+}
+_WIDTHS = (1300, 400)
 _VICTIMS = {3: "trainer-0", 7: "pserver-1", 11: "master"}
 
 
@@ -55,7 +65,7 @@ class Recording:
         self.add(f"$ {text}", "bold cyan")
 
     def svg(self, title: str) -> str:
-        """Return an animation. Readers who prefer no motion see all lines at once."""
+        """Return an animation. Lines that have not appeared yet are faint, so that the picture is never empty."""
         console = terminal()
         for _, text in self.lines:
             console.print(text, no_wrap=True, overflow="ellipsis")
@@ -67,7 +77,7 @@ class Recording:
             shown.append(f'[clip-path$="-line-{number})"] {{ animation: appear 1ms {at_s:.1f}s both; }}')
         rules = "\n".join(shown)
         motion = f"@media (prefers-reduced-motion: no-preference) {{\n{rules}\n}}"
-        style = f"<style>\n@keyframes appear {{ from {{ opacity: 0; }} to {{ opacity: 1; }} }}\n{motion}\n</style>"
+        style = f"<style>\n@keyframes appear {{ from {{ opacity: 0.3; }} to {{ opacity: 1; }} }}\n{motion}\n</style>"
         return without_fonts(console.export_svg(title=title)).replace("</svg>", f"{style}</svg>")
 
 
@@ -129,6 +139,21 @@ def kill(program: list[str], name: str, address: list[str], recording: Recording
     subprocess.run(["kill", f"-{signal.SIGKILL:d}", found[1]], check=True)
 
 
+def photograph(browser: Browser, due: dict[str, str]) -> None:
+    """Take the pictures of the first state of the page that is due and present."""
+    name = next((name for name, script in due.items() if browser.run(script)), "")
+    for width in _WIDTHS if due.pop(name, "") else ():
+        browser.looks(width=width, height=900, scheme="light", is_phone=width < 600)
+        save(base64.b64decode(browser.call("Page.captureScreenshot", format="png")["data"]), f"page-{name}-{width}.png")
+    browser.looks(width=1180, height=1080, scheme="light")
+
+
+def save(picture: bytes, name: str) -> None:
+    """Save a screenshot with few colors, which makes it small."""
+    with Image.open(io.BytesIO(picture)) as image:
+        image.convert("P", palette=Image.Palette.ADAPTIVE, colors=32).save(HERE / name, optimize=True)
+
+
 def watch(etcd: str, name: str, page_url: str, is_due: threading.Event) -> None:
     """Watch the job's page and ``top``, and write pictures of both when they are due."""
     view = View()
@@ -139,11 +164,20 @@ def watch(etcd: str, name: str, page_url: str, is_due: threading.Event) -> None:
     ):
         browser.looks(width=1180, height=1080, scheme="light")
         browser.open(page_url)
+        due = dict(_STATES)
         while not is_due.wait(1.0):
             view.refresh(status)
+            photograph(browser, due)
+        frozen = status.read(10.0).trainers[0].pid
+        os.kill(frozen, signal.SIGSTOP)
+        try:
+            browser.until(_STATES["waits"], 30.0)
+            photograph(browser, due)
+        finally:
+            os.kill(frozen, signal.SIGCONT)
+        assert not due, f"the job never was in the states {', '.join(due)}"
         picture = base64.b64decode(browser.call("Page.captureScreenshot", format="png")["data"])
-    with Image.open(io.BytesIO(picture)) as image:
-        image.convert("P", palette=Image.Palette.ADAPTIVE, colors=32).save(HERE / "page.png", optimize=True)
+    save(picture, "page.png")
     console = terminal()
     console.print(view.screen())
     (HERE / "top.svg").write_text(without_fonts(console.export_svg(title="flightedl top")), "utf-8")

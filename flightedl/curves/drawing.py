@@ -27,14 +27,13 @@ def can_draw() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
 
 
-def draw(path: Path, panels: Mapping[str, Mapping[str, Curve]], *, x_label: str, title: str = "") -> Path:
+def draw(path: Path, panels: Mapping[str, Mapping[str, Curve]], *, x_label: str) -> Path:
     """Draw curves, with one panel per name. Return ``path``.
 
     Args:
         path: Path of the file, which is replaced atomically: SVG if it ends in .svg, otherwise PNG.
         panels: Name of a value -> label of a curve -> its (x, y). Values that are not finite are omitted.
         x_label: Label of the x axis.
-        title: Title above all panels.
 
     Raises:
         UsageError: matplotlib is missing for PNG, there is nothing to draw, or the file cannot be written.
@@ -44,16 +43,16 @@ def draw(path: Path, panels: Mapping[str, Mapping[str, Curve]], *, x_label: str,
     part = path.with_name(f".{path.name}")
     try:
         if path.suffix.lower() == ".svg":
-            part.write_text(svg(panels, x_label=x_label, title=title), "utf-8")
+            part.write_text(svg(panels, x_label=x_label), "utf-8")
         else:
-            _draw_png(part, panels, x_label, title)
+            _draw_png(part, panels, x_label)
         part.replace(path)
     except OSError as error:
         raise UsageError(f"the curves cannot be written to {path}: {error.strerror}") from None
     return path
 
 
-def _draw_png(path: Path, panels: Mapping[str, Mapping[str, Curve]], x_label: str, title: str) -> None:
+def _draw_png(path: Path, panels: Mapping[str, Mapping[str, Curve]], x_label: str) -> None:
     require("matplotlib", "a picture of curves that is not named .svg", "plot")
     from matplotlib.figure import Figure
 
@@ -63,8 +62,6 @@ def _draw_png(path: Path, panels: Mapping[str, Mapping[str, Curve]], x_label: st
     figure = Figure(figsize=(columns * _WIDTH_INCHES, rows * _HEIGHT_INCHES), layout="constrained")
     for place, (name, curves) in enumerate(panels.items(), start=1):
         _panel(figure.add_subplot(rows, columns, place), name, curves, x_label)
-    if title:
-        figure.suptitle(title)
     figure.savefig(path, format="png", dpi=_DOTS_PER_INCH)
 
 

@@ -56,13 +56,8 @@ def read_points(run: Path) -> list[Point]:
         NotFoundError: nothing was logged there.
         DataError: a file has other contents.
     """
-    merged, directory = run / MERGED, run / DIRECTORY
-    if run.is_file():
-        files = [run]
-    elif found := sorted(directory.glob("*.csv")) if directory.is_dir() else []:
-        files = found
-    else:
-        files = [merged] if merged.is_file() else []
+    of_trainers = sorted((run / DIRECTORY).glob("*.csv")) or [run / MERGED]
+    files = [file for file in ([run] if run.is_file() else of_trainers) if file.is_file()]
     points = [point for file in files for point in (_of_parquet(file) if file.suffix == ".parquet" else _of_csv(file))]
     if not points:
         raise NotFoundError(

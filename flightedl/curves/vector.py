@@ -13,7 +13,6 @@ from html import escape
 from flightedl.curves.merging import Curve
 
 _WIDTH, _HEIGHT = 600, 400
-_TITLE_HEIGHT = 36
 #: Margins of a panel.
 _LEFT, _RIGHT, _ABOVE, _BELOW = 72, 20, 34, 48
 _TICKS = 6
@@ -23,22 +22,19 @@ _FEW = 30
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 
 
-def svg(panels: Mapping[str, Mapping[str, Curve]], *, x_label: str, title: str = "") -> str:
+def svg(panels: Mapping[str, Mapping[str, Curve]], *, x_label: str) -> str:
     """Return the text of the file, with one panel per name. The arguments are the same as for ``drawing.draw``."""
     columns = min(len(panels), 3, math.ceil(math.sqrt(len(panels))))
     rows = math.ceil(len(panels) / columns)
-    top = _TITLE_HEIGHT if title else 0
-    width, height = columns * _WIDTH, rows * _HEIGHT + top
+    width, height = columns * _WIDTH, rows * _HEIGHT
     size = f'width="{width}" height="{height}"'
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {width} {height}" font-family="sans-serif">',
         f'<rect {size} fill="white"/>',
     ]
-    if title:
-        lines.append(_text(width / 2, 26, title, "middle", size=18))
     for place, (name, curves) in enumerate(panels.items()):
         row, column = divmod(place, columns)
-        lines.append(f'<g transform="translate({column * _WIDTH} {row * _HEIGHT + top})">')
+        lines.append(f'<g transform="translate({column * _WIDTH} {row * _HEIGHT})">')
         lines += _panel(name, curves, x_label)
         lines.append("</g>")
     return "\n".join([*lines, "</svg>", ""])

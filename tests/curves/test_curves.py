@@ -21,8 +21,8 @@ from flightedl.curves.terminal import chart
 from flightedl.curves.vector import svg
 from flightedl.errors import DataError, NotFoundError, UsageError
 from flightedl.launch.results import keep_curves
-from flightedl.testing.clock import FakeClock
 from flightedl_tools.main import run_command_line
+from tests.support.clock import FakeClock
 
 
 def point(trainer: str, at: float, records: int, value: float, name: str = "loss", weight: float = 1.0) -> Point:
@@ -97,7 +97,7 @@ def test_a_chart_spans_its_full_area() -> None:
 
 
 def test_a_picture_is_written_completely_or_not_at_all(tmp_path: Path) -> None:
-    path = draw(tmp_path / "x.png", {"loss": {"run": [(0.0, 1.0), (1.0, math.nan)]}}, x_label="records", title="demo")
+    path = draw(tmp_path / "x.png", {"loss": {"run": [(0.0, 1.0), (1.0, math.nan)]}}, x_label="records")
     assert path.read_bytes().startswith(b"\x89PNG")
     assert [each.name for each in tmp_path.iterdir()] == ["x.png"]
     with pytest.raises(UsageError, match="no curves"):
@@ -117,7 +117,7 @@ def test_png_requires_matplotlib_and_svg_does_not(tmp_path: Path, monkeypatch: p
 def test_a_vector_picture_interrupts_curves_at_values_that_are_not_finite() -> None:
     curve = [(0.0, 1.0), (10.0, 2.0), (20.0, math.nan), (30.0, 1.5), (40.0, math.inf), (50.0, 3.0)]
     one = {"a <b>": curve, "c": [(0.0, 2.0)]}
-    text = svg({"loss": one, "rate": {"a <b>": [(0.0, 0.0)] * 40}}, x_label="records", title="runs")
+    text = svg({"loss": one, "rate": {"a <b>": [(0.0, 0.0)] * 40}}, x_label="records")
     root = ET.fromstring(text)
     loss, rate = root.findall("{*}g")
     lines = [line.get("points", "").split() for line in loss.findall("{*}polyline")]

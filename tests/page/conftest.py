@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from flightedl.launch.cluster import LocalCluster, TrainerProgram
-from flightedl.testing.etcd_server import EtcdServer
+from tests.support.etcd_server import EtcdServer
 
 from .browser import Browser
 
@@ -27,7 +27,7 @@ import flightedl as fe
 
 def train():
     with fe.connect() as job:
-        data = job.dataset(sys.argv[1], batch_size=10, epochs=2)
+        data = job.dataset(sys.argv[1], batch_size=10, epochs=2, on_lost="continue")
         model = job.parameters({"w": np.zeros(64, np.float32)}, optimizer=fe.SGD(lr=0.1), mode=fe.Async())
         for number, batch in enumerate(data):
             while data.epoch and not pathlib.Path(sys.argv[2]).exists():

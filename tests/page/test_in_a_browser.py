@@ -6,6 +6,7 @@ All checks share one job and one browser, so they are one test. Its parts follow
 from __future__ import annotations
 
 import json
+import urllib.request
 from typing import Any
 
 import pytest
@@ -94,6 +95,63 @@ def share_of_ink(picture: Image.Image, paper: Any) -> float:
     return 1 - sum(count for count, color in colors if color == paper) / (picture.width * picture.height)
 
 
+def curves_are_read_and_enlarged_with_the_pointer(shown: Shown) -> None:
+    browser = shown.browser
+    browser.looks(width=1200, height=844, scheme="light")
+    browser.run("document.querySelector('#curves svg').scrollIntoView({block: 'center'})")
+    x, y, width, height = browser.run(
+        "(({x, y, width, height}) => [x, y, width, height])"
+        "(document.querySelector('#curves svg').getBoundingClientRect())"
+    )
+
+    def point(share: float, kind: str = "mouseMoved") -> None:
+        place = {"x": x + share * width, "y": y + height / 2, "button": "left", "clickCount": 1}
+        browser.call("Input.dispatchMouseEvent", type=kind, **place)
+
+    shows = "document.querySelector('#curves figure').innerText"
+    assert " %" in browser.run(shows)
+    point(0.5)
+    browser.until(f"/ at \\d\\d:\\d\\d:\\d\\d/.test({shows})")
+    whole = browser.run("document.querySelector('#curves figure > p').innerText")
+    for share, kind in ((0.0, "mousePressed"), (0.5, "mouseMoved"), (0.6, "mouseReleased")):
+        point(share, kind)
+    browser.until("document.querySelector('#zoom button') !== null")
+    assert browser.run("document.querySelector('#curves figure > p').innerText") != whole
+    browser.run("document.querySelector('#zoom button').click()")
+    assert browser.run("document.querySelector('#zoom button')") is None
+
+
+def losses_and_waits_are_named_at_the_top_until_a_minute_after_they_are_over(shown: Shown) -> None:
+    """The page's own functions get events of the past and of the future, so that nobody waits for a minute."""
+    with urllib.request.urlopen(f"{shown.cluster.page_url}status.json", timeout=10) as reply:
+        status = json.load(reply)
+    event = {
+        "kind": "pserver_gone",
+        "who": "pserver-0",
+        "text": "pserver is gone index=0 generation=7 process=pserver-3",
+    }
+
+    def shows(at: float, events: list[dict[str, Any]], **changes: Any) -> str:
+        shown.browser.run(f"events = {json.dumps(events)}; showNotices({json.dumps({**status, **changes})}, {at})")
+        return text_of(shown, "#notices")
+
+    shown.browser.run("source.close(); notices.clear()")
+    assert shows(1000.0, []) == ""
+    gone = {**event, "at": 1001.0}
+    lost = shows(1004.0, [gone], pservers=[], waiting_for="1 of 1 pservers")
+    assert "pserver-0 was lost (index=0 generation=7 process=pserver-3)" in lost
+    assert "(for 3 s)" in lost
+    assert shown.browser.run("document.querySelector('#notices').getBoundingClientRect().top") < 200
+    assert "The job waits for 1 of 1 pservers (for 4 s)" in shows(1008.0, [gone], waiting_for="1 of 1 pservers")
+    back = {**event, "kind": "pserver_came", "at": 1009.0}
+    assert shows(1010.0, [back, gone]).count("over since") == 2
+    assert shows(1068.0, [back, gone]).count("over since") == 2
+    assert shows(1071.0, [back, gone]) == ""
+    assert text_of(shown, "#servers tfoot").startswith("total")
+    shown.browser.open(shown.cluster.page_url)
+    shown.browser.until("document.querySelectorAll('#events tbody tr').length > 0")
+
+
 def screen_readers_come_across_landmarks_names_and_headings(shown: Shown) -> None:
     shown.browser.looks(width=1200, height=844, scheme="light")
     found = seen_by_readers(shown)
@@ -153,6 +211,8 @@ def test_the_page_serves_people_in_every_state_of_the_job(shown: Shown) -> None:
     it_shows_who_is_there_and_what_failed_with_file_and_error(shown)
     for width, scheme, is_phone in ((1200, "light", False), (1200, "dark", False), (390, "dark", True)):
         it_looks_right_in_light_in_dark_and_on_a_phone(shown, width, scheme, is_phone)
+    curves_are_read_and_enlarged_with_the_pointer(shown)
+    losses_and_waits_are_named_at_the_top_until_a_minute_after_they_are_over(shown)
     screen_readers_come_across_landmarks_names_and_headings(shown)
     tables_are_reached_by_keyboard_in_their_order_and_seen_to_be(shown)
     what_happens_arrives_without_a_reload_and_keeps_the_focus(shown)
