@@ -7,11 +7,11 @@ slots are C-contiguous, aligned and writable; gradients may be read-only and una
 signatures convert constants to the block's dtype.
 
 A kernel is compiled at its first use. numba caches its machine code next to the source files or in ``NUMBA_CACHE_DIR``;
-if the cache is not writable, every process compiles the kernel again. Changing any file in this package invalidates the
-cache.
+if neither is writable, in the user's cache directory or, as a last resort, in the directory for temporary files.
+Changing any file in this package invalidates the cache.
 
 Guarantees: a kernel accesses only its arguments, keeps no state and takes no locks, so any number of threads may run it
-on different blocks. Results are bit-identical to those of ``flightedl.testing.reference_updates``, with two exceptions:
+on different blocks. Results are bit-identical to those of ``tests.support.reference_updates``, with two exceptions:
 LAMB's sums, and subnormal numbers, which count as zero (``subnormals``).
 
 Limits: arrays of different lengths are rejected, but overlapping arrays are not detected. An update does not check that
@@ -20,7 +20,11 @@ gradients are finite; call ``all_finite`` before changing anything.
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
+import stat
+import tempfile
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -79,6 +83,10 @@ def _received(dtype: str) -> Any:
 compiling_begins: ContextVar[Callable[[], object]] = ContextVar("compiling_begins", default=lambda: None)
 
 
+class CompiledElsewhere(BaseException):
+    """Another process compiles this kernel. Raised by ``compiling_begins``; not an error of numba or its cache."""
+
+
 class _MachineCode(FunctionCache):
     """numba's cache, read without initializing the compiler, which saves 0.25 s at startup."""
 
@@ -112,7 +120,7 @@ def machine_code(loop: Loop, signature: Any, *, allocates: bool = True) -> Any:
     try:
         code = numba.njit(**options)(loop)
         # numba checks only the file of the loop itself for changes, and has no public API for adding other files.
-        code._cache = _MachineCode(loop)  # type: ignore[no-untyped-call] # noqa: SLF001
+        code._cache = _cache_of(loop)  # noqa: SLF001
         code._cache._cache_file._source_stamp = _stamp()  # noqa: SLF001
         code.compile(signature)
         code.disable_compile()
@@ -121,6 +129,22 @@ def machine_code(loop: Loop, signature: Any, *, allocates: bool = True) -> Any:
         # cache.
         return numba.njit(signature, **options)(loop)
     return code
+
+
+def _cache_of(loop: Loop) -> _MachineCode:
+    """Return the cache of a loop. Raises RuntimeError if no directory is writable."""
+    try:
+        return _MachineCode(loop)  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        # Machine code is executed, so only this user may have access to the directory.
+        place = Path(tempfile.gettempdir()) / f"flightedl-kernels-{os.geteuid()}"
+        with contextlib.suppress(FileExistsError):
+            place.mkdir(mode=0o700)
+        status = place.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+            raise
+        numba.config.CACHE_DIR = str(place)  # type: ignore[attr-defined]  # numba sets its attributes itself
+        return _MachineCode(loop)  # type: ignore[no-untyped-call]
 
 
 @cache
@@ -200,9 +224,9 @@ class Update:
     dtype: npt.DTypeLike
     #: The loop as machine code.
     code: Any = field(compare=False, repr=False)
-    #: True if the constants depend on the version, because bias is corrected.
+    #: True if the constants depend on the number of earlier updates, because bias is corrected.
     is_corrected: bool
-    #: (rate, scale, version or 0) of the last update, and its constants. Most updates can reuse these constants.
+    #: (rate, scale, number of earlier updates or 0) of the last update, and its constants, which most updates reuse.
     known: dict[tuple[float, float, int], Floats] = field(default_factory=dict, compare=False, repr=False)
 
     def __call__(
@@ -211,17 +235,19 @@ class Update:
         gradient: Floats,
         slots: Sequence[Floats],
         version: int,
+        number: int,
         scale: float = 1.0,
         rate_factor: float = 1.0,
         after_piece: Callable[[Any], object] | None = None,
     ) -> None:
-        """Update a block in place, from ``version`` to ``version + 1``.
+        """Update a block in place.
 
         Args:
             values: (n,) values of the dtype, aligned and contiguous.
             gradient: (n,) gradient of the dtype, contiguous. It may be read-only and unaligned, and must be finite.
             slots: One (n,) array for each of ``optimizer.slots``.
-            version: Number of earlier updates of the block.
+            version: Version of the block before this update, which determines the rate of a schedule.
+            number: Number of earlier updates of the block, which determines bias corrections.
             scale: Factor of the gradient, for example 1 / total weight for a mean.
             rate_factor: Factor of the learning rate, for stale gradients.
             after_piece: Called with each piece of the new values while the piece is in the processor's cache.
@@ -240,7 +266,7 @@ class Update:
             if after_piece is not None:
                 after_piece(values)
             return
-        key = rate, scale, version if self.is_corrected else 0
+        key = rate, scale, number if self.is_corrected else 0
         constants = self.known.get(key)
         if constants is None:
             constants = self._constants(*key)
@@ -255,11 +281,11 @@ class Update:
             self.code(values[piece], gradient[piece], tuple(slot[piece] for slot in slots), constants)
             after_piece(values[piece])
 
-    def _constants(self, rate: float, scale: float, version: int) -> Floats:
+    def _constants(self, rate: float, scale: float, number: int) -> Floats:
         optimizer = self.optimizer
         given, corrections, shrink = rate, (1.0, 1.0), 1.0
         if isinstance(optimizer, Adam | LAMB):
-            first, square = 1 - optimizer.beta1 ** (version + 1), 1 - optimizer.beta2 ** (version + 1)
+            first, square = 1 - optimizer.beta1 ** (number + 1), 1 - optimizer.beta2 ** (number + 1)
             corrections = 1 / first, 1 / math.sqrt(square)
             if isinstance(optimizer, AdamW):
                 shrink = 1 - rate * optimizer.weight_decay
@@ -268,7 +294,7 @@ class Update:
         numbers = constants_of(optimizer, self.rule.constants(given), scale, corrections, shrink)
         found = np.array(numbers, self.dtype)
         self.known.clear()
-        self.known[rate, scale, version] = found
+        self.known[rate, scale, number] = found
         return found
 
 

@@ -155,7 +155,6 @@ class RowPush(NamedTuple):
 
     version: int
     epoch: int
-    number: int
     rate_factor: float
     seed: int
 
@@ -201,7 +200,7 @@ class RowUpdate:
         Returns:
             The number of ids without a row.
         """
-        rate = self.optimizer.rate_at(push.number) * push.rate_factor
+        rate = self.optimizer.rate_at(push.version - 1) * push.rate_factor
         is_frozen = rate == 0 and isinstance(self.optimizer, Ftrl)
         code = _loop(_NOTHING, False) if is_frozen else self.code
         numbers = self.rule.constants(1.0 if is_frozen else rate)

@@ -122,7 +122,6 @@ AT_VERSION = 2
 AT_EPOCH = 3
 AT_SLOTS = 4
 AT_VALUES = 5
-LAYOUT_SIZE = 6
 
 # Positions in ``ages`` of bucket 0's numbers, each of which is followed by the numbers of the other buckets. Rows with
 # versions below ``GIVEN_UP`` were evicted because there were too many, ``LIVING`` is the number of rows in the runs,

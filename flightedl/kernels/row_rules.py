@@ -1,6 +1,6 @@
 """Update rules that need an entire row, conversion of 16-bit values, initial values of rows, and sums of rounds.
 
-The formulas are the same as in ``flightedl.testing.reference_updates`` and ``domain.model.initial``, in float32.
+The formulas are the same as in ``tests.support.reference_updates`` and ``domain.model.initial``, in float32.
 Constants follow the conventions in ``flightedl.kernels.rules``.
 
 A rule has the same arguments as ``rules.by_element``, which applies a rule for single elements. ``row_updates`` builds
@@ -93,7 +93,7 @@ def row_adam(
 
 @register_jitable(forceinline=True)
 def scrambled(bits: Any) -> Any:
-    """Scramble 64 bits, see ``initial.scrambled``."""
+    """Scramble 64 bits, see ``domain.splitmix64``."""
     bits = (bits ^ (bits >> _U30)) * _FACTOR_1
     bits = (bits ^ (bits >> _U27)) * _FACTOR_2
     return bits ^ (bits >> _U31)

@@ -1,6 +1,6 @@
 """Optimizers' update rules, which numba compiles into loops over blocks and over rows of tables.
 
-``flightedl.testing.reference_updates`` contains the formulas in plain NumPy.
+``tests.support.reference_updates`` contains the formulas in plain NumPy.
 
 A *rule* is a function for one element: ``rule(old, g, s, c)`` takes the old value, the gradient (scaled, clipped, and
 with weight decay), a tuple of slots, and the constants. It returns the new value and a tuple of new slots.

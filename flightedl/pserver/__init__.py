@@ -12,7 +12,7 @@
 * ``held``: the shard's stores, with their block protocol and locks
 * ``soundness``: detection of interrupted changes, after which values and protocol state are inconsistent
 * ``changes``: wakes clients that wait for a version
-* ``stores``: interface of the two stores: ``dense`` for parameters, the package ``rows`` for embedding tables
+* ``stores``: values exchanged with the two stores: ``dense`` for parameters, the package ``rows`` for embedding tables
 * ``spans``: arrays of adjacent blocks that are updated in one kernel call
 * ``building``: allocation of the spans of a shard plan
 * ``arena``: memory allocator for the blocks' arrays

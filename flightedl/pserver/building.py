@@ -10,9 +10,11 @@ from flightedl.domain.model.optimizers import LAMB, Optimizer
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import ShardPlan, runs_of
 from flightedl.domain.tables.spec import TableSpec
+from flightedl.kernels import rows
 from flightedl.kernels.compiled import Update, block_kernels, half_kernels, kernel_for
 from flightedl.kernels.compiled_rows import all_row_kernels, row_kernel, row_update
 from flightedl.pserver.arena import Arena
+from flightedl.pserver.rows.table import loops_of
 from flightedl.pserver.spans import ArraySpan
 
 
@@ -67,23 +69,27 @@ class SpanMaker:
 
 def kernels_of(
     parameters: Sequence[ParameterSpec], tables: Sequence[TableSpec], optimizer: Optimizer, wire: str
-) -> list[Callable[[], object]]:
+) -> tuple[list[Callable[[], object]], list[Callable[[], object]]]:
     """Return functions that each compile one of a model's kernels, or load it from numba's cache.
 
-    Together, the functions cover all kernels that a pserver runs, including those for checkpoints, recovery and
-    eviction.
+    The functions in the first list cover what a first batch needs, slowest first. Those in the second list cover all
+    other kernels that a pserver runs, such as those for checkpoints, recovery and moves.
     """
     rules = dict.fromkeys((optimizer.for_parameter(spec.name), spec.storage_dtype) for spec in parameters)
     of_rows = dict.fromkeys((table.optimizer, table.dtype) for table in tables)
     kinds = {wire, *(spec.short_kind for spec in parameters), *(dtype for _, dtype in of_rows)} - {"", "float32"}
     dtypes = {dtype for _, dtype in rules} | ({"float32"} if tables else set())
-    return [
+    loops = dict.fromkeys(loop for table in tables for loop in loops_of(table))
+    unused = {*loops, rows.wait, rows.count_in_sketch}
+    others = [loop for loop in (all_row_kernels() if tables else ()) if loop not in unused]
+    first: list[Callable[[], object]] = [
+        *(partial(row_update, rule, dtype, is_stochastic=True) for rule, dtype in of_rows),
         *(partial(block_kernels, dtype) for dtype in sorted(dtypes)),
         *(partial(half_kernels, kind) for kind in sorted(kinds)),
         *(partial(kernel_for, rule, dtype) for rule, dtype in rules),
-        *(partial(row_kernel, loop) for loop in (all_row_kernels() if tables else ())),
-        *(partial(row_update, rule, dtype, is_stochastic=True) for rule, dtype in of_rows),
+        *(partial(row_kernel, loop) for loop in loops),
     ]
+    return first, [partial(row_kernel, loop) for loop in others]
 
 
 def _of_one_rule(plan: ShardPlan, run: range, optimizer: Optimizer) -> Iterator[range]:

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -26,7 +26,6 @@ from flightedl.messages.parameters import LookupHeader, Opening, PushHeader
 from flightedl.ports import Clock
 from flightedl.process import tracing
 from flightedl.pserver.line_loop import LineLoop
-from flightedl.pserver.meter import Meter
 from flightedl.pserver.shard import Shard
 from flightedl.pserver.step_stream import BY_STREAM, StepStream
 from flightedl.pserver.steps import LITTLE_BYTES, MOMENT_S, SLICE_S, StepSession, awaited_values, pushed
@@ -35,6 +34,9 @@ from flightedl.rpc.channel import Received
 from flightedl.rpc.line import LineMessage
 from flightedl.wire.parts import STEP_END, ReceivedBlocks
 from flightedl.wire.rows import OutgoingBlocks
+
+if TYPE_CHECKING:
+    from flightedl.pserver.service import PserverService
 
 _step_decoder = decoder_of(PushHeader)
 _UNDECODABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
@@ -49,18 +51,6 @@ _MOVE_S = 0.25
 
 class _Word(Enum):
     BY_STREAM = "the next request arrives on the stream"
-
-
-class Answers(Protocol):
-    """Interface of the pserver's service for conversations."""
-
-    meter: Meter
-
-    def shard(self, plan_hash: str) -> Shard:
-        """Return the shard. Raises FencedError if the shard has a different plan."""
-        ...
-
-    def require_lease(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -94,7 +84,7 @@ class Conversation:
         lines: Loop that serves small steps.
     """
 
-    def __init__(self, stream: StepStream, service: Answers, clock: Clock, call: Call, lines: LineLoop) -> None:
+    def __init__(self, stream: StepStream, service: PserverService, clock: Clock, call: Call, lines: LineLoop) -> None:
         self._stream = stream
         self._service = service
         self._clock = clock
@@ -248,15 +238,19 @@ class Conversation:
 
     # the loop's thread
 
+    # called only by the loop's thread, while the conversation is lent to it
+
     @property
     def fileno(self) -> int:
         assert self._line is not None, "a conversation is only lent if it has a line"
         return self._line.fileno
 
     def fail(self, error: BaseException) -> None:
+        """Hand the conversation back because of an error."""
         self._handed.put(error)
 
     def receive(self) -> bool:
+        """Receive a message from the line and serve it. Return False if the conversation was handed back."""
         stream, call, line = self._stream, self._call, self._line
         assert line is not None, "a conversation is only lent if it has a line"
         try:
@@ -304,6 +298,7 @@ class Conversation:
         return False
 
     def look(self, now: float) -> bool:
+        """Send the available part of the parked step's answer. Return False if the conversation was handed back."""
         parked, due_at = self._parked, self.due_at
         assert parked is not None, "no step is parked"
         assert due_at is not None, "no step is parked"

@@ -42,9 +42,8 @@ class DenseStore:
         self._arena = Arena(None if self.memory is None else self.memory.values)
         self._maker = SpanMaker(plan, optimizer, wire, self._arena)
         spans = self._maker.spans_of(index)
+        #: Block number -> span. Unless the span's lock is held, the span may be split concurrently.
         self.spans: dict[int, ArraySpan] = {number: span for span in spans for number in span.numbers}
-        #: Maximum number of slots per block.
-        self.slot_count = max((len(span.slots) for span in spans), default=0)
         self.restored: dict[int, tuple[int, int]] = {}
 
     @property
@@ -150,6 +149,11 @@ class DenseStore:
         self.restored.clear()
 
     def restore(self, stored: StoredBlock) -> None:
+        """Restore one record of a checkpoint. Must be called before the store is used.
+
+        Raises:
+            CorruptError: The record does not match the block or its optimizer.
+        """
         self._fill(self.span(stored.number), stored)
         self.restored[stored.number] = (stored.version, stored.updates)
 
@@ -164,9 +168,6 @@ class DenseStore:
         np.copyto(span.values[at], stored.values)
         for slot, saved in zip(span.slots, stored.slots, strict=True):
             np.copyto(slot[at], saved)
-
-    def finish_restore(self) -> None:
-        """Nothing to do: each block is complete as soon as its record has been restored."""
 
     # moving blocks
 
@@ -217,6 +218,7 @@ class DenseStore:
         return span
 
     def adopt(self, span: ArraySpan) -> None:
+        """Add a span of blocks that have arrived. The caller holds the locks of all spans."""
         self.spans = dict(sorted([*self.spans.items(), *((number, span) for number in span.numbers)]))
 
 

@@ -1,7 +1,7 @@
 """The feed of one pserver: answers to clients that follow the changes of the pserver's blocks and rows.
 
 ``domain.feed.server`` numbers the changes and decides between a base and an increment. Nothing is recorded during
-training: when a client requests changes, versions show which blocks have changed, and the bits that cuts maintain show
+training: when a client requests changes, counts show which blocks have changed, and the bits that cuts maintain show
 which rows. When a number is assigned, values are borrowed and rows are cut, so the answer has the state of that moment,
 however slowly it is read. If the client reads too slowly, the cut is lost, and the client must repeat the request.
 The same happens if it has stopped reading while another client needs its place.

@@ -205,5 +205,5 @@ class PserverFlight:
         if self._service.keeps_checkpoints:
             raise UsageError("this job keeps checkpoints: its tables are exported from one, by the master")
         spec = shard.rows.tables[request.table]
-        batches = batches_of(spec, shard.all_rows(request.table), has_slots=request.slots)
+        batches = batches_of(spec, shard.all_rows(request.table, plan_hash=request.plan_hash), has_slots=request.slots)
         return Outgoing(schema_of(spec, has_slots=request.slots), ((batch, None) for batch in batches))

@@ -17,7 +17,7 @@ from flightedl.domain.pserver.blocks import BlockProtocol
 from flightedl.pserver.dense import DenseStore
 from flightedl.pserver.rows.store import RowStore
 from flightedl.pserver.soundness import Soundness
-from flightedl.pserver.stores import Store, distinct
+from flightedl.pserver.stores import distinct
 from flightedl.recording.recorded import recorded
 from flightedl.recording.writer import Recorder
 
@@ -60,7 +60,7 @@ class Held:
         about = {"pserver": pserver[0], "generation": pserver[1]}
         self.protocol = recorded(recorder, about, BlockProtocol, extents, mode)
 
-    def store(self, number: int) -> Store:
+    def store(self, number: int) -> DenseStore | RowStore:
         return self.rows if number >= self.first_bucket else self.dense
 
     def spans(self) -> list[Any]:
@@ -68,7 +68,7 @@ class Held:
         return [*distinct(self.dense.spans), *distinct(self.rows.spans)]
 
     def span(self, number: int) -> Any:
-        """Return the span of a block, which may be split concurrently. Raises the same errors as ``Store.span``."""
+        """Return the span of a block, which may be split concurrently. Raises the errors of ``DenseStore.span``."""
         return self.store(number).span(number)
 
     @contextlib.contextmanager

@@ -15,32 +15,13 @@ import select
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from flightedl.pserver.conversation import Conversation
 
 #: Seconds that the loop waits for messages while no step is parked.
 _LONG_S = 3600.0
-
-
-class Lent(Protocol):
-    """A conversation that was lent to the loop. Its methods are called only by the loop's thread."""
-
-    @property
-    def fileno(self) -> int: ...
-
-    #: Time by which the parked step must be checked; None if no step is parked.
-    due_at: float | None
-
-    def receive(self) -> bool:
-        """Receive a message from the line and serve it. Return False if the conversation was handed back."""
-        ...
-
-    def look(self, now: float) -> bool:
-        """Send the available part of the parked step's answer. Return False if the conversation was handed back."""
-        ...
-
-    def fail(self, error: BaseException) -> None:
-        """Hand the conversation back because of an error."""
-        ...
 
 
 class LineLoop:
@@ -56,8 +37,8 @@ class LineLoop:
         self._thread: threading.Thread | None = None
         #: Held while the thread serves messages, and released while it waits for messages.
         self._lock = threading.Lock()
-        self._lent: dict[int, Lent] = {}
-        self._parked: set[Lent] = set()
+        self._lent: dict[int, Conversation] = {}
+        self._parked: set[Conversation] = set()
         #: True if the loop is already about to check parked steps.
         self._is_awake = False
         #: Held while another thread uses the event, and while the loop's thread closes it.
@@ -79,14 +60,14 @@ class LineLoop:
                 self._thread = None
                 self._write_event()
 
-    def lend(self, conversation: Lent) -> None:
+    def lend(self, conversation: Conversation) -> None:
         with self._lock:
             if self._thread is None:
                 self._start()
             self._lent[conversation.fileno] = conversation
             self._poller.register(conversation.fileno, select.EPOLLIN)
 
-    def take_back(self, conversation: Lent) -> None:
+    def take_back(self, conversation: Conversation) -> None:
         """Stop serving a conversation. After this call, the loop neither reads its line nor hands anything back."""
         with self._lock:
             self._let_go(conversation)
@@ -143,7 +124,7 @@ class LineLoop:
         due = [conversation.due_at for conversation in self._parked if conversation.due_at is not None]
         return max(0.0, min(due) - now) if due else _LONG_S
 
-    def _serve(self, conversation: Lent, method: Callable[..., bool], *args: float) -> bool:
+    def _serve(self, conversation: Conversation, method: Callable[..., bool], *args: float) -> bool:
         """Call a method of a conversation. Return False if the conversation was handed back or failed."""
         try:
             is_lent = method(*args)
@@ -154,7 +135,7 @@ class LineLoop:
             self._let_go(conversation)
         return is_lent
 
-    def _let_go(self, conversation: Lent) -> None:
+    def _let_go(self, conversation: Conversation) -> None:
         self._parked.discard(conversation)
         if self._lent.pop(conversation.fileno, None) is not None:
             with suppress(OSError):

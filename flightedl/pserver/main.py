@@ -35,7 +35,7 @@ from flightedl.errors import (
     UsageError,
 )
 from flightedl.ports import Absent, Condition, Coordinator, CreatedAt, Delete, Operation
-from flightedl.process.tuning import avoid_preemption
+from flightedl.process import machine
 from flightedl.pserver.consumers import ConsumerPositions
 from flightedl.pserver.flight import PserverFlight
 from flightedl.pserver.meter import MEASURES
@@ -62,7 +62,7 @@ class PserverProcess(ServerProcess[PserverSettings]):
     role = "pserver"
 
     def _serve(self, coordinator: Coordinator) -> int:
-        with Directory(coordinator, self._keys, self._clock) as directory:
+        with Directory(coordinator, self._keys, self._clock, self.failed) as directory:
             return self._serve_index(coordinator, directory)
 
     def _serve_index(self, coordinator: Coordinator, directory: Directory) -> int:
@@ -297,5 +297,5 @@ def _has_no_trainers(directory: Directory) -> bool | None:
 
 def run(chosen: PserverSettings) -> int:
     """Run a pserver in this process. Return the exit code."""
-    avoid_preemption()
+    machine.avoid_preemption()
     return run_server(PserverProcess, chosen)

@@ -140,8 +140,6 @@ class Reading:
         schema = table_schema(spec, about, request.columns)
         buckets = require_range(f"the buckets of {spec.name}", request.start, request.stop, BUCKETS)
         if manifest is None:
-            for bucket in buckets if kept is None else ():
-                self._shard.rows.span(self._plan.block_count + bucket)
             rows = self._shard.all_rows(tables.index(spec), buckets, kept)
         else:
             assert self._storage is not None, "a manifest comes from a storage"

@@ -21,7 +21,8 @@ from flightedl.domain.pserver.search import (
     NothingFound,
     ReadManifest,
 )
-from flightedl.errors import CorruptError, NotFoundError, UsageError
+from flightedl.domain.retries import machine_error
+from flightedl.errors import CorruptError, MachineError, NotFoundError, StoreError, UnavailableError, UsageError
 from flightedl.formats.checkpoint_files import load_shard_blocks
 from flightedl.ports import Storage
 from flightedl.pserver.shard import Shard
@@ -61,7 +62,7 @@ def load_newest(
         rejected: Numbers of the checkpoints that any pserver has failed to load.
 
     Raises:
-        UnavailableError: The storage temporarily cannot be read. Retry.
+        UnavailableError: This machine cannot read the storage, for example without its mount, or lacks memory. Retry.
     """
     search = CheckpointSearch(job, loadable, rejected)
     step = search.begin()
@@ -72,7 +73,7 @@ def load_newest(
         try:
             match step:
                 case ListFiles():
-                    step = search.listed({file.name: file.size_bytes for file in storage.list("")})
+                    step = search.listed(_sizes(storage, is_empty=loadable is None))
                 case ReadManifest(number):
                     step = search.manifest_read(storage.read(manifest_name(number)))
                 case LoadBlocks(manifest):
@@ -85,8 +86,19 @@ def load_newest(
                 case NothingFound(skipped):
                     _report(skipped)
                     return Restored(None, None, skipped)
+        except (MachineError, MemoryError, StoreError) as error:
+            # Not the checkpoint's fault: another pserver can load it, and this one may later.
+            raise machine_error(error, "the checkpoint cannot be loaded") or UnavailableError(str(error)) from error
         except (CorruptError, NotFoundError, UsageError) as error:
             step = search.unusable(str(error), files[-1])
+
+
+def _sizes(storage: Storage, *, is_empty: bool) -> dict[str, int]:
+    """Return the sizes of all files. Raises UnavailableError if there are none, although the store is not empty."""
+    sizes = {file.name: file.size_bytes for file in storage.list("")}
+    if not sizes and not is_empty:
+        raise UnavailableError(f"{storage.url} has no files on this machine: mount it, or restore them")
+    return sizes
 
 
 def _report(skipped: Iterable[Skipped]) -> None:

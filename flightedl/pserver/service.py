@@ -10,11 +10,10 @@ requests are answered with "not ready". Once the lifecycle permits them, pushes 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import gc
 import logging
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 
@@ -37,7 +36,7 @@ from flightedl.domain.pserver.life import PserverLife
 from flightedl.domain.recovery.replay import AppliedSummary
 from flightedl.domain.retries import BRIEF
 from flightedl.errors import FlightedlError, NotReadyError, OutcomeUnknownError, UnavailableError, UsageError
-from flightedl.kernels.compiled import compiling_begins
+from flightedl.kernels.compiled import CompiledElsewhere, compiling_begins
 from flightedl.messages.base import OfPlan, decode
 from flightedl.messages.control import (
     AppliedReply,
@@ -53,12 +52,10 @@ from flightedl.messages.control import (
 from flightedl.messages.declarations import DeclaredModel, ElectionRecord, JobDeclaration, Placement
 from flightedl.messages.moving import MoveHeader, MoveReply
 from flightedl.messages.scaling import ScaleRequest
-from flightedl.messages.status import PserverStatusReply, TableCounts
+from flightedl.messages.status import PserverStatusReply
 from flightedl.ports import Clock, Files, Storage
-from flightedl.process import tracing
-from flightedl.process.host import host_facts
+from flightedl.process import machine, tracing
 from flightedl.process.shared_memory import SharedMemory
-from flightedl.process.startup_memory import release_startup_memory
 from flightedl.pserver.building import kernels_of
 from flightedl.pserver.consumers import ConsumerPositions
 from flightedl.pserver.feed import PserverFeed
@@ -83,6 +80,8 @@ _log = logging.getLogger(__name__)
 _PAUSE_S = 0.5
 #: Maximum seconds to wait while another process compiles a kernel. Compiling takes several seconds of CPU time.
 _COMPILING_PATIENCE_S = 60.0
+#: Enough for one attempt.
+_NO_PATIENCE_S = 0.1
 _CATCH_UP_S = 5.0
 _SETTLED = (happens.State.NO_MODEL, happens.State.WAITING, happens.State.SERVING)
 
@@ -164,6 +163,8 @@ class PserverService:
         #: Held while kernels are loaded, by the builder or by the thread of ``prepare``.
         self._kernels_lock = threading.Lock()
         self._has_compiled = False
+        #: Numbers and loaders of the kernels that are loaded when the builder has nothing else to do.
+        self._later: deque[tuple[int, Callable[[], object]]] = deque()
         #: Progress of loading kernels, for messages.
         self._kernels_loaded = ""
         self._files: Files = PatientFiles(FsspecFiles(), Persistence(BRIEF, clock, self._is_closing))
@@ -324,27 +325,47 @@ class PserverService:
             standby.close()
 
     def _load_kernels(self, model: DeclaredModel) -> None:
-        """Load the model's kernels. If numba's cache lacks some, one process at a time per machine compiles them."""
+        """Load the model's kernels. The processes of this machine share the work if numba's cache lacks some."""
         declared = model.declaration
-        kernels = kernels_of(
+        first, later = kernels_of(
             parameters_of(declared), tables_of(declared), Optimizer.from_json(declared.optimizer), declared.wire
         )
         with self._kernels_lock:
-            for number, load in enumerate(kernels, start=1):
-                with contextlib.ExitStack() as turn:
-                    compiling_begins.set(partial(self._compiling_began, number, len(kernels), turn))
-                    load()
-                self._kernels_loaded = f" ({number} of {len(kernels)})"
-            compiling_begins.set(lambda: None)
+            self._load(deque(enumerate(first, start=1)), len(first))
+            self._later = deque(enumerate(later, start=len(first) + 1))
 
-    def _compiling_began(self, number: int, count: int, turn: contextlib.ExitStack) -> None:
-        """Wait while another process on this machine compiles this kernel and adds it to the cache."""
-        if not self._has_compiled:
+    def _load(self, left: deque[tuple[int, Callable[[], object]]], count: int) -> None:
+        """Load numbered kernels. If ``count`` is 0, the pserver serves without them: stop if there is other work."""
+        passed_over = 0
+        while left and (count or (self._work.empty() and not self._is_closing.is_set())):
+            number, load = left.popleft()
+            patience_s = _COMPILING_PATIENCE_S if passed_over > len(left) else _NO_PATIENCE_S
+            with contextlib.ExitStack() as turn:
+                compiling_begins.set(partial(self._compiling_began, number, count, turn, patience_s))
+                try:
+                    load()
+                except CompiledElsewhere:
+                    left.append((number, load))
+                    passed_over += 1
+                    continue
+            passed_over = 0
+            if count:
+                self._kernels_loaded = f" ({count - len(left)} of {count})"
+        compiling_begins.set(lambda: None)
+
+    def _compiling_began(self, number: int, count: int, turn: contextlib.ExitStack, patience_s: float) -> None:
+        """Wait while another process on this machine compiles this kernel and adds it to the cache.
+
+        Raises:
+            CompiledElsewhere: Another process compiles it, and other kernels are left.
+        """
+        if count and not self._has_compiled:
             self._has_compiled = True
             _log.info("compiling up to %d kernels, once on this machine", count)
             self._apply(happens.CompilingBegan())
-        turns = Turns(self._is_closing, at_once=1, patience_s=_COMPILING_PATIENCE_S, purpose=f"kernel-{number}")
-        turn.enter_context(turns.turn())
+        turns = Turns(self._is_closing, at_once=1, patience_s=patience_s, purpose=f"kernel-{number}")
+        if not turn.enter_context(turns.turn()) and patience_s == _NO_PATIENCE_S:
+            raise CompiledElsewhere
 
     @property
     def is_built(self) -> bool:
@@ -394,8 +415,15 @@ class PserverService:
 
     # the thread
 
+    def _next_effect(self) -> happens.Effect | None:
+        """Return the next effect. Until there is one, load kernels that the first batches do not need."""
+        if self._later:
+            with self._kernels_lock:
+                self._load(self._later, 0)
+        return self._work.get()
+
     def _run(self) -> None:
-        while (effect := self._work.get()) is not None and not self._is_closing.is_set():
+        while (effect := self._next_effect()) is not None and not self._is_closing.is_set():
             try:
                 self._do(effect)
             except FlightedlError as error:
@@ -435,7 +463,7 @@ class PserverService:
         if shard is None:
             with self._turns.turn():
                 shard = self._new_shard(model, self._plan, self._life.index, self._life.generation)
-            release_startup_memory()
+            machine.release_startup_memory()
         shard.place(self._plan.hash)
         self._shard = shard
         self._snapshots = Snapshots(
@@ -531,8 +559,7 @@ class PserverService:
         assert snapshots is not None, "there are values without blocks"
         threading.Thread(target=snapshots.prepare, name="flightedl-snapshot-memory", daemon=True).start()
         # Exclude the compiler's large heap from future garbage collections, which would delay pushes.
-        gc.collect()
-        gc.freeze()
+        machine.set_garbage_aside()
         _log.info("serving election=%d", election)
 
     # requests of trainers
@@ -765,12 +792,12 @@ class PserverService:
             written_s=0.0 if snapshots is None else snapshots.written_s,
             written_bytes=0 if newest is None or newest.file is None else newest.file.size_bytes,
             plan_hash="" if shard is None else shard.plan_hash,
-            facts=host_facts(),
+            facts=machine.host_facts(),
             members=[] if shard is None else shard.members,
             waiting_for=life.waiting_for + (self._kernels_loaded if life.is_compiling else ""),
             is_draining=life.state is happens.State.DRAINING,
             refused_calls=self.refusals(),
-            tables=[] if shard is None else _counts_of(shard),
+            tables=[] if shard is None else shard.rows.counts(),
             staleness={} if shard is None else meter.staleness(shard.members),
             pushed=meter.pushed,
             standby_lag_s=self._standby_lag_s,
@@ -785,8 +812,3 @@ class PserverService:
 def _layout_of(model: DeclaredModel, plan: ShardPlan, index: int) -> object:
     """Return the facts on which a shard is built. Blocks with the same facts can be served by the same shard."""
     return plan.positions_of(index), model.declaration, model.present_mode
-
-
-def _counts_of(shard: Shard) -> list[TableCounts]:
-    pairs = zip(shard.rows.tables, shard.rows.counts(), strict=True)
-    return [TableCounts(name=table.name, **dataclasses.asdict(counts)) for table, counts in pairs]

@@ -31,7 +31,7 @@ from flightedl.domain.consistency.rounds_values import Pull
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.feed.server import State
 from flightedl.domain.model.optimizers import Optimizer
-from flightedl.domain.model.sharding import ShardPlan, name_same_cut, placement_of_hash
+from flightedl.domain.model.sharding import ShardPlan, placement_of_hash
 from flightedl.domain.pserver.block_values import (
     AddGradient,
     BlocksDue,
@@ -46,8 +46,8 @@ from flightedl.domain.pserver.block_values import (
 )
 from flightedl.domain.pserver.block_values import Pushed as Decided
 from flightedl.domain.pserver.blocks import around
-from flightedl.domain.tables.placement import BUCKETS, buckets_of
-from flightedl.errors import BusyError, FencedError, MessageError, StalePlacementError
+from flightedl.domain.tables.placement import buckets_of
+from flightedl.errors import BusyError, MessageError, StalePlacementError
 from flightedl.formats.checkpoint_files import Record
 from flightedl.formats.row_batches import ROWS_OF, StoredRows
 from flightedl.formats.shard_files import StoredBlock
@@ -203,11 +203,6 @@ class Shard:
         if self._has_moved:
             self._placement, self._has_moved = self.placement, False
 
-    def require_plan(self, plan_hash: str) -> None:
-        """Raise FencedError if the sender's plan divides the model differently."""
-        if self.plan_hash != plan_hash and not name_same_cut(plan_hash, self.plan_hash):
-            raise FencedError("the sender has a different shard plan: read the job's declaration again")
-
     # first values
 
     def initialize(self, election: int, row: Row) -> None:
@@ -325,7 +320,7 @@ class Shard:
                 self._split(split)
 
     def _split(self, split: Split) -> None:
-        split_span(self._held.store(split.span), split, self._protocol.version(split.span))
+        split_span(self._held.store(split.span).spans, split, self._protocol.version(split.span))
 
     def _push(
         self,
@@ -457,13 +452,14 @@ class Shard:
     def states(self) -> dict[int, State]:
         """Return the states of all blocks; the first bucket of a span stands for all of its buckets.
 
-        A block may still have the value of the preceding version.
+        A block may still have the value before the last update.
         """
         found: dict[int, State] = {}
         for span in self._protocol.spans:
-            numbers, version = span.numbers, span.rounds.version
-            for number in numbers[:1] if numbers.start >= self.first_bucket else numbers:
-                found[number] = State(self._arrivals[number], version)
+            numbers, is_rows = span.numbers, span.numbers.start >= self.first_bucket
+            changes = span.rounds.version if is_rows else span.updates
+            for number in numbers[:1] if is_rows else numbers:
+                found[number] = State(self._arrivals[number], changes)
         return found
 
     @property
@@ -488,24 +484,33 @@ class Shard:
             yield span, cut
 
     def all_rows(
-        self, table: int, buckets: range = range(BUCKETS), kept: KeptCut | None = None
+        self, table: int, buckets: range | None = None, kept: KeptCut | None = None, plan_hash: str = ""
     ) -> Iterator[StoredRows]:
         """Yield the rows of a table, in their state in a kept cut or at the time of the first iteration.
 
+        Without ``buckets``, the rows of all buckets of this pserver are read. With ``plan_hash``, these must be exactly
+        the buckets that the plan assigns to it.
+
         Raises:
+            StalePlacementError: Buckets have moved.
             BusyError: Other callers are reading tables, or there is not enough memory for concurrent changes. Retry.
         """
         if not self._reading.acquire(blocking=False):
             raise BusyError(f"pserver {self._index} is being read by {_READERS} others: try again later")
         cuts: list[tuple[RowSpan | KeptRows, RowCut]] = []
         try:
-            for begun in () if kept is None else kept.begin_reading((table,), buckets):
+            for begun in () if kept is None else kept.begin_reading((table,), buckets or range(0)):
                 cuts.append(begun)  # noqa: PERF402 - those that have begun are dropped if another one fails
-            for span in distinct(self.rows.spans) if kept is None else ():
-                with span.lock:
-                    self._soundness.require()
-                    version = self._protocol.version(span.numbers.start)
-                    cuts.append((span, span.rows.begin_cut(version, span.epoch, is_base=True, only=(table,))))
+            with self.placing:
+                if plan_hash and placement_of_hash(plan_hash) != self.placement:
+                    raise StalePlacementError("blocks have moved: read the job's placement again")
+                for bucket in (buckets or ()) if kept is None else ():
+                    self.rows.span(self.first_bucket + bucket)
+                for span in distinct(self.rows.spans) if kept is None else ():
+                    with span.lock:
+                        self._soundness.require()
+                        version = self._protocol.version(span.numbers.start)
+                        cuts.append((span, span.rows.begin_cut(version, span.epoch, is_base=True, only=(table,))))
             for rows, cut in cuts:
                 yield from _rows_of(rows, cut, self.rows.tables[table].salt, buckets)
         except MemoryError:
@@ -700,17 +705,17 @@ class Shard:
             CorruptError: Blocks are missing.
         """
         for split in self._protocol.restore(applied, {**self.dense.restored, **self.rows.restored}):
-            split_span(self._held.store(split.span), split, 0)
+            split_span(self._held.store(split.span).spans, split, 0)
         self.rows.finish_restore()
 
 
-def _rows_of(span: RowSpan | KeptRows, cut: RowCut, salt: int, buckets: range) -> Iterator[StoredRows]:
+def _rows_of(span: RowSpan | KeptRows, cut: RowCut, salt: int, buckets: range | None) -> Iterator[StoredRows]:
     while True:
         with span.lock:
             chunk = cut.next_rows(_CHUNK_BYTES)
         if chunk is None:
             return
-        if len(buckets) < BUCKETS:
+        if buckets is not None:
             found = buckets_of(chunk.ids, salt)
             chunk = chunk.chosen((found >= buckets.start) & (found < buckets.stop))
         yield StoredRows(span.numbers.start, chunk.table, f"{ROWS_OF}{chunk.values.dtype.name}", *chunk[2:])

@@ -207,7 +207,7 @@ class Snapshots:
             header,
             applied.encode(),
             current,
-            self._copying.held.dense.slot_count,
+            max((len(block.slots) for block in blocks), default=0),
             current_rows,
         )
         self.written_s = self._clock.now() - began

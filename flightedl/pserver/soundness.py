@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from types import TracebackType
 
 from flightedl.errors import MessageError, NotReadyError
 
@@ -44,9 +43,7 @@ class Soundness:
         if self.lost_because:
             self.require()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
             self.interrupted(error)
 

@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from flightedl.domain.consistency.rounds import BlockRounds
 from flightedl.domain.exactly_once.batches import Batch
+from flightedl.domain.model.optimizers import Delta
 from flightedl.domain.model.sharding import Block
 from flightedl.domain.pserver.block_values import AddGradient, CopyBlocks, Needs, SpanPlace, Update
 from flightedl.kernels.compiled import BlockKernels, half_kernels
@@ -71,6 +72,7 @@ class ArraySpan(SpanPlace):
         "_lent",
         "_sent",
         "accumulator",
+        "assign",
         "bounds",
         "contributions",
         "kernels",
@@ -106,12 +108,14 @@ class ArraySpan(SpanPlace):
         self.values = values
         self.slots = slots
         self.update = update
+        #: See ``Delta``; empty for all other optimizers.
+        self.assign = update.optimizer.assign if isinstance(update.optimizer, Delta) else ""
         self.kernels = kernels
         self._arena = arena
         self.lock = lock
         #: Sum of the open round's gradients; allocated when the first gradient arrives.
         self.accumulator: Array | None = None
-        #: (batch, weight, gradient) of each contribution to the open round; used in deterministic mode.
+        #: (batch, weight, gradient) of each contribution to the open round; used in deterministic mode and to assign.
         self.contributions: list[tuple[Batch, float, Array]] = []
         #: Views that readers may still be using.
         self._lent: list[weakref.ref[Array]] = []
@@ -154,6 +158,7 @@ class ArraySpan(SpanPlace):
     def piece(
         self, numbers: range, version: int, outcome: Outcome, wanted: TableRows = NO_ROWS, *, is_for_many: bool = False
     ) -> OutgoingBlocks:
+        """Return the values of some of the blocks, or rows. With ``is_for_many``, keep them for other readers."""
         del wanted
         if numbers != self.numbers:
             return OutgoingBlocks(numbers, version, outcome, self._outgoing(numbers), self.offsets_of(numbers))
@@ -236,17 +241,30 @@ class ArraySpan(SpanPlace):
         add(self.have_accumulator(), gradient, weight)
 
     def get_ready(self, needs: Needs, gradient: Array | None) -> Array | None:
+        """Allocate all memory that a push may need. Return ``gradient``, or a copy if it must outlive the message.
+
+        Raises:
+            MemoryError: There is not enough memory; nothing was changed.
+        """
         _, has_update, has_sum, is_kept = needs
         if has_update:
             self.detach_for_write()
         if has_sum:
             self.have_accumulator()
+        is_kept = is_kept or (has_sum and bool(self.assign))
         return self._arena.copy(gradient) if is_kept and gradient is not None else gradient
 
     def carry_out(self, effect: AddGradient | Update, gradient: Array | None, *, has_checksum: bool = False) -> None:
+        """Change the values as decided by the protocol.
+
+        Args:
+            effect: The protocol's decision.
+            gradient: Validated contents of the push; None if the effect has no push.
+            has_checksum: True if the new values will be sent with a checksum.
+        """
         if isinstance(effect, AddGradient):
             assert gradient is not None, "there is no gradient to add"
-            if effect.is_ordered:
+            if effect.is_ordered or self.assign:
                 self.contributions.append((effect.batch, effect.weight, gradient))
             else:
                 self.accumulate(gradient, effect.weight, is_first=effect.is_first)
@@ -257,23 +275,30 @@ class ArraySpan(SpanPlace):
         assert gradient is not None, "there is nothing to update from"
         if self._lent:
             self.detach_for_write()
-        update, values = self.update, self.values
-        if has_checksum and not self.wire:
+        values, counts = self.values, (effect.from_version, effect.number)
+        if self.assign:
+            np.copyto(values, gradient)
+        elif has_checksum and not self.wire:
             checksum = RunningChecksum()
-            update(values, gradient, self.slots, effect.number, effect.scale, effect.rate_factor, checksum.update)
+            self.update(values, gradient, self.slots, *counts, effect.scale, effect.rate_factor, checksum.update)
             self._checksums.whole = checksum.intdigest()
         else:
-            update(values, gradient, self.slots, effect.number, effect.scale, effect.rate_factor)
+            self.update(values, gradient, self.slots, *counts, effect.scale, effect.rate_factor)
 
     def _add_kept(self) -> None:
-        for number, (_batch, weight, gradient) in enumerate(sorted(self.contributions, key=_batch_of)):
-            self.accumulate(gradient, weight, is_first=number == 0)
+        kept = sorted(self.contributions, key=_batch_of)
+        if self.assign == "latest":
+            kept = [(batch, 1.0, gradient) for batch, _, gradient in kept[-1:]]
+        total = sum(weight for _, weight, _ in kept) if self.assign else 1.0
+        for number, (_batch, weight, gradient) in enumerate(kept):
+            self.accumulate(gradient, weight / total, is_first=number == 0)
         self.contributions.clear()
 
     def within(self, _numbers: range, wanted: TableRows) -> TableRows:
         return wanted
 
     def cut(self, copies: Copier, copy: CopyBlocks, lead: int | None = None) -> None:
+        """Copy blocks for a cut before they change. Raises MemoryError if some could not be copied."""
         copies.copy(self, copy, lead)
 
 

@@ -9,11 +9,11 @@ abstract names, processes do not wait.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import socket
 import threading
 from collections.abc import Iterator
+
+from flightedl.process import machine
 
 _LOOK_S = 0.1
 
@@ -45,39 +45,17 @@ class Turns:
     @contextlib.contextmanager
     def turn(self) -> Iterator[bool]:
         held = self._acquire()
-        try:
+        with held or contextlib.nullcontext():
             yield held is not None
-        finally:
-            if held is not None:
-                held.close()
 
-    def _acquire(self) -> socket.socket | None:
+    def _acquire(self) -> contextlib.AbstractContextManager[object] | None:
         for _ in range(int(self._patience_s / _LOOK_S)):
             try:
                 for name in self._names:
-                    if (held := _bind(name)) is not None:
+                    if (held := machine.hold_name(name)) is not None:
                         return held
             except OSError:
                 return None
             if self._stop.wait(_LOOK_S):
                 return None
         return None
-
-
-def _bind(name: str) -> socket.socket | None:
-    """Return a socket that holds the name, or None if another process holds it.
-
-    Raises:
-        OSError: This system does not support abstract names.
-    """
-    if not hasattr(socket, "AF_UNIX"):
-        raise OSError("this system has no abstract socket names")
-    held = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    try:
-        held.bind(name)
-    except OSError as error:
-        held.close()
-        if error.errno != errno.EADDRINUSE:
-            raise
-        return None
-    return held

@@ -1,9 +1,11 @@
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numba
 import numpy as np
 import pytest
+from numba.core import caching
 from numpy.typing import NDArray
 
 from flightedl.domain.model.optimizers import (
@@ -19,7 +21,7 @@ from flightedl.domain.model.optimizers import (
     Optimizer,
     RMSprop,
 )
-from flightedl.domain.model.schedules import Cosine, LinearWarmup
+from flightedl.domain.model.schedules import Cosine, LinearWarmup, StepDecay
 from flightedl.errors import UsageError
 from flightedl.kernels.blocks import accumulate
 from flightedl.kernels.compiled import (
@@ -28,7 +30,7 @@ from flightedl.kernels.compiled import (
     kernel_for,
     machine_code,
 )
-from flightedl.testing.reference_updates import initial_slots, update
+from tests.support.reference_updates import initial_slots, update
 
 SIZE = 1003
 OPTIMIZERS = [
@@ -69,9 +71,9 @@ def test_a_kernel_matches_the_reference_bit_for_bit(optimizer: Optimizer, dtype:
     expected_slots, slots = initial_slots(optimizer, SIZE, dtype), initial_slots(optimizer, SIZE, dtype)
     for version in range(6):
         gradient = random.normal(size=SIZE).astype(dtype) * (version != 3)
-        update(optimizer, expected, gradient, expected_slots, version, 0.3, 0.5)
+        update(optimizer, expected, gradient, expected_slots, 2 * version, version, 0.3, 0.5)
         given = received(gradient) if version % 2 else gradient
-        kernel(values, given, slots, version, 0.3, 0.5)
+        kernel(values, given, slots, 2 * version, version, 0.3, 0.5)
     # LAMB sums its norms in another order.
     tolerance = 0 if not isinstance(optimizer, LAMB) else 1e-6
     assert np.isfinite(values).all()
@@ -154,7 +156,7 @@ def test_an_average_without_gradients_ends_at_zero_not_at_the_slow_subnormals() 
     smallest = np.finfo(np.float32).smallest_subnormal
     values, gradient = np.ones(SIZE, np.float32), np.zeros(SIZE, np.float32)
     velocity = np.full(SIZE, 100 * smallest, np.float32)
-    kernel_for(Momentum(0.1), "float32")(values, received(gradient), (velocity,), 0)
+    kernel_for(Momentum(0.1), "float32")(values, received(gradient), (velocity,), 0, 0)
     assert not velocity.any()
     assert values.tolist() == [1] * SIZE
     assert block_kernels("float32").all_finite(np.full(SIZE, smallest))
@@ -170,13 +172,21 @@ def test_blocks_update_in_many_threads() -> None:
         values = np.zeros(5000, np.float32)
         slots = initial_slots(optimizer, 5000, "float32")
         for version in range(30):
-            kernel(values, gradient, slots, version)
+            kernel(values, gradient, slots, version, version)
         return values
 
     with ThreadPoolExecutor(4) as pool:
         results = list(pool.map(work, range(8)))
     for result in results:
         np.testing.assert_array_equal(result, results[0])
+
+
+def test_the_version_determines_the_rate_and_the_number_of_updates_the_bias_correction() -> None:
+    optimizer = Adam(StepDecay(0.1, 0.5, every=10), eps=0.0)
+    values = np.zeros(4, np.float64)
+    kernel_for(optimizer, "float64")(values, np.full(4, 3.0), initial_slots(optimizer, 4, "float64"), 25, 0)
+    # The first update of Adam moves by the rate, whatever the gradient.
+    np.testing.assert_allclose(values, -0.1 * 0.5**2)
 
 
 def test_cached_machine_code_is_loaded_without_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,19 +216,62 @@ def test_a_torn_cache_file_is_recompiled(tmp_path: Path, monkeypatch: pytest.Mon
         assert list(tmp_path.rglob("*.nbi"))
 
 
+@pytest.fixture
+def temporary_directory_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let neither the package nor the home directory be writable. Return the place of the cache."""
+    classes = [caching.UserProvidedCacheLocator]
+    monkeypatch.setattr(caching.CompileResultCacheImpl, "_locator_classes", classes)
+    monkeypatch.setattr(numba.config, "CACHE_DIR", "")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path / f"flightedl-kernels-{os.geteuid()}"
+
+
+def add_up() -> None:
+    number = numba.types.float32
+    own = numba.types.Array(number, 1, "C")
+    total = np.zeros(3, np.float32)
+    machine_code.__wrapped__(accumulate, numba.types.void(own, own, number))(total, np.ones(3, np.float32), 2)
+    assert total.tolist() == [2, 2, 2]
+
+
+def test_machine_code_is_cached_even_if_only_the_temporary_directory_is_writable(
+    temporary_directory_only: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_up()
+    assert list(temporary_directory_only.rglob("*.nbi"))
+    assert temporary_directory_only.stat().st_mode & 0o777 == 0o700
+    monkeypatch.setattr("numba.core.base.BaseContext.refresh", lambda _: pytest.fail("it is compiled again"))
+    add_up()
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_machine_code_is_never_read_from_a_directory_that_others_may_write(
+    temporary_directory_only: Path, tmp_path: Path, is_link: bool
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    if is_link:
+        temporary_directory_only.symlink_to(elsewhere)
+    else:
+        temporary_directory_only.mkdir()
+        temporary_directory_only.chmod(0o777)
+    add_up()
+    assert not list(tmp_path.rglob("*.nbi"))
+
+
 def test_mismatched_arrays_are_rejected_before_anything_changes() -> None:
     kernel = kernel_for(Momentum(0.1), "float32")
     values, slots = np.ones(8, np.float32), initial_slots(Momentum(0.1), 8, "float32")
     short = np.ones(7, np.float32)
     for arguments in ((short, slots), (values, ()), (values, (short,)), (values, (*slots, *slots))):
         with pytest.raises(ValueError, match="must"):
-            kernel(values, *arguments, 0)
+            kernel(values, *arguments, 0, 0)
     with pytest.raises(TypeError):
-        kernel(values, np.ones(8), slots, 0)
+        kernel(values, np.ones(8), slots, 0, 0)
     locked = np.ones(8, np.float32)
     locked.flags.writeable = False
     with pytest.raises(TypeError):
-        kernel(locked, values, slots, 0)
+        kernel(locked, values, slots, 0, 0)
     assert values.tolist() == [1] * 8
     assert slots[0].tolist() == [0] * 8
 

@@ -10,8 +10,11 @@ from flightedl.pserver.moving.parcels import Digest, Parcel, decode, encode
 from flightedl.pserver.shard import Shard
 
 
-def carry(source: Shard, target: Shard, numbers: range) -> bool:
-    """Move adjacent blocks, or adjacent buckets. Return False if a round or a cut is open, and nothing has moved."""
+def carry(source: Shard, target: Shard, numbers: range, *, discards: bool = True) -> bool:
+    """Move adjacent blocks, or adjacent buckets. Return False if a round or a cut is open, and nothing has moved.
+
+    With ``discards``, the source also removes the rows from its memory, which a pserver does later.
+    """
     departure = Departure(source, numbers)
     try:
         arrival = Arrival(target, numbers, departure.size_bytes)
@@ -22,7 +25,7 @@ def carry(source: Shard, target: Shard, numbers: range) -> bool:
         stage(departure.rest(), arrival)
     finally:
         departure.end()
-    hand_over(source, numbers, arrival)
+    hand_over(source, numbers, arrival, discards=discards)
     return True
 
 
@@ -35,11 +38,11 @@ def stage(content: Iterable[Parcel], arrival: Arrival) -> None:
         arrival.add(decode(batch.columns, metadata))
 
 
-def hand_over(source: Shard, numbers: range, arrival: Arrival) -> None:
+def hand_over(source: Shard, numbers: range, arrival: Arrival, *, discards: bool = True) -> None:
     """Make the target the owner of a frozen unit that it has staged completely."""
     arrival.prepare()
     source.drop(numbers)
     source.thaw(numbers)
     arrival.adopt()
-    while source.rows.has_leftovers:
+    while discards and source.rows.has_leftovers:
         source.rows.discard_some()

@@ -49,6 +49,7 @@ from flightedl.wire.shared_values import CopyingInbox, Outbox
 from ..wire.encoded import encode_parts
 from .fuzz_line import attack_line
 from .fuzz_sharing import attack_descriptors, attack_lending
+from .plans import require_plan
 
 SIZES = (16, 16, 3, 40)
 #: Values most likely to break lengths and offsets.
@@ -143,7 +144,7 @@ class Target:
             # Accepted values were copied, so that later changes by the sender have no effect.
             self.memory[:] = 0xFF
             request = decode(attached, PushHeader)
-            self.shard.require_plan(request.plan_hash)
+            require_plan(self.shard, request.plan_hash)
             return self.shard.push(request, parts)
 
         return self._taken(push)
@@ -153,7 +154,7 @@ class Target:
 
         def push() -> list[Pushed]:
             request = decode(header, PushHeader)
-            self.shard.require_plan(request.plan_hash)
+            require_plan(self.shard, request.plan_hash)
             batch, _ = _sound(message, PUSH_SCHEMA)
             return self.shard.push_rows(request, decode_batch(batch))
 
@@ -176,7 +177,7 @@ class Target:
         """Process a pull that may be damaged."""
         try:
             request = decode(ticket, PullTicket)
-            self.shard.require_plan(request.plan_hash)
+            require_plan(self.shard, request.plan_hash)
             blocks = self.shard.numbers if request.blocks is None else request.blocks
             if len(request.min_versions) in {1, len(blocks)}:
                 for wanted in self.shard.wanted(blocks, request.min_versions):

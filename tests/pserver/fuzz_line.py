@@ -40,6 +40,8 @@ from flightedl.wire.parts import STEP_SCHEMA, encode_message
 from flightedl.wire.rows import OutgoingBlocks
 from tests.calls import call_of
 
+from .plans import require_plan
+
 _CLOCK = SystemClock()
 _SIZES = (20, 15, 30)
 
@@ -52,7 +54,7 @@ class _Service:
         self.meter = shard.meter
 
     def shard(self, plan_hash: str) -> Shard:
-        self._shard.require_plan(plan_hash)
+        require_plan(self._shard, plan_hash)
         return self._shard
 
     def require_lease(self) -> None:

@@ -50,6 +50,7 @@ from flightedl.wire.rows import OutgoingBlocks
 from flightedl.wire.shared_values import Inbox, Outbox
 
 from ..wire.encoded import encode_parts
+from .plans import require_plan
 
 _WHOLE_BYTES = 4096 + SIZE_BYTES
 _SEALS = (fcntl.F_SEAL_SHRINK, fcntl.F_SEAL_GROW, fcntl.F_SEAL_SEAL, 0x10)
@@ -203,7 +204,7 @@ class Speaker:
         """Send a message to the pserver."""
         received, attached = self.stream.decoded(None, packed)
         header = decode(attached, PushHeader)
-        self.shard.require_plan(header.plan_hash)
+        require_plan(self.shard, header.plan_hash)
         session = StepSession(self.shard, header)
         pieces = session.feed(received)
         self.outbox.consumed(1)

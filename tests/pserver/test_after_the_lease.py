@@ -18,9 +18,9 @@ from flightedl.messages.declarations import DeclaredModel, JobDeclaration, Model
 from flightedl.messages.parameters import InitHeader, Outcome
 from flightedl.ports import Put
 from flightedl.pserver.service import PserverService
-from flightedl.testing.memory import MemoryCoordinator
 from flightedl.wire.parts import STEP_SCHEMA
 from flightedl.wire.rows import PUSH_SCHEMA, OutgoingBlocks, encode_rows
+from tests.support.memory import MemoryCoordinator
 
 from ..client.pserver_bench import CLOCK, Cluster
 from ..wire.encoded import encode_parts

@@ -18,8 +18,8 @@ from flightedl.messages.feed import Acknowledgement, ChangesTicket, Position
 from flightedl.ports import Put
 from flightedl.pserver import consumers as of_pserver
 from flightedl.pserver.consumers import _TOGETHER, ConsumerPositions
-from flightedl.testing.contracts.coordinator import eventually
-from flightedl.testing.memory import MemoryCoordinator
+from tests.support.contracts.coordinator import eventually
+from tests.support.memory import MemoryCoordinator
 
 KEYS = JobKeys("demo")
 KEY = KEYS.acknowledgement("serving", 0)

@@ -19,10 +19,10 @@ from flightedl.pserver.conversation import Conversation
 from flightedl.pserver.meter import Meter
 from flightedl.pserver.step_stream import BY_STREAM
 from flightedl.pserver.steps import MOMENT_S
-from flightedl.testing.clock import FakeClock
-from flightedl.testing.memory import MemoryStorage
 from flightedl.wire.parts import STEP_END, ReceivedBlocks, decode_message, encode_message
 from flightedl.wire.rows import OutgoingBlocks
+from tests.support.clock import FakeClock
+from tests.support.memory import MemoryStorage
 
 from .test_snapshots import Pserver
 

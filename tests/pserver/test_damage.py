@@ -7,8 +7,9 @@ import random
 import pytest
 
 from flightedl.domain.consistency.modes import Async
+from flightedl.errors import ExhaustedError, MachineError, StoreError, UnavailableError, UnsupportedError
 from flightedl.pserver.restoring import load_newest
-from flightedl.testing.memory import MemoryStorage
+from tests.support.memory import MemoryStorage
 
 from .test_snapshots import JOB, SPECS, Pserver, publish
 
@@ -41,3 +42,45 @@ def test_no_damaged_checkpoint_is_loaded() -> None:
         loaded += found.number is not None
     assert load_newest(storage, JOB, SPECS, pserver.plan, 0, target).number == 1
     assert loaded == 0
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), ExhaustedError("too many open files"), UnsupportedError("no s3fs")], ids=repr
+)
+def test_a_checkpoint_is_not_rejected_for_what_one_machine_lacks(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = MemoryStorage()
+    pserver = Pserver(storage, Async())
+    for number in (1, 2):
+        publish(storage, number, pserver.plan, pserver.checkpoint(number))
+    target = Pserver(storage, Async()).shard
+
+    def fail(*_: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr("flightedl.pserver.restoring.load_shard_blocks", fail)
+        with pytest.raises(MachineError):
+            load_newest(storage, JOB, SPECS, pserver.plan, 0, target)
+    assert load_newest(storage, JOB, SPECS, pserver.plan, 0, target).number == 2
+
+
+def test_a_machine_that_cannot_see_the_storage_rejects_no_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = MemoryStorage("memory://checkpoints")
+    pserver = Pserver(storage, Async())
+    publish(storage, 1, pserver.plan, pserver.checkpoint(1))
+    target = Pserver(storage, Async()).shard
+    with pytest.raises(UnavailableError, match="has no files on this machine: mount it"):
+        load_newest(MemoryStorage(), JOB, SPECS, pserver.plan, 0, target, range(1, 2))
+    assert load_newest(MemoryStorage(), JOB, SPECS, pserver.plan, 0, target).number is None
+
+    def refuse(*_: object) -> None:
+        raise StoreError("no access to memory://checkpoints")
+
+    for method in ("list", "read", "read_range"):
+        with monkeypatch.context() as patched:
+            patched.setattr(MemoryStorage, method, refuse)
+            with pytest.raises(UnavailableError, match="no access"):
+                load_newest(storage, JOB, SPECS, pserver.plan, 0, target, range(1, 2))
+    assert load_newest(storage, JOB, SPECS, pserver.plan, 0, target, range(1, 2)).number == 1

@@ -11,7 +11,7 @@ from flightedl.adapters.clock import SystemClock
 from flightedl.domain.checkpoint.manifest import ShardFile
 from flightedl.domain.consistency.modes import Async
 from flightedl.pserver.snapshots import Snapshots
-from flightedl.testing.memory import MemoryStorage
+from tests.support.memory import MemoryStorage
 
 from .test_rows import Cluster, Pserver, rows_of
 

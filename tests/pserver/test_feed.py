@@ -27,9 +27,9 @@ from flightedl.pserver.rows.cut import RowCut
 from flightedl.pserver.rows.tables import MAX_CUTS
 from flightedl.pserver.stores import distinct
 from flightedl.rpc.routes import Outgoing
-from flightedl.testing.clock import FakeClock
-from flightedl.testing.faults import FaultPlan
-from flightedl.testing.memory import MemoryStorage
+from tests.support.clock import FakeClock
+from tests.support.faults import FaultPlan
+from tests.support.memory import MemoryStorage
 
 from .test_feed_marks import Bench, content_of
 from .test_rows import Pserver

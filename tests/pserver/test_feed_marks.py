@@ -31,10 +31,10 @@ from flightedl.pserver.rows.tables import MAX_CUTS, TableGradients
 from flightedl.pserver.shard import Shard
 from flightedl.pserver.snapshots import Snapshots
 from flightedl.pserver.stores import distinct
-from flightedl.testing.clock import FakeClock
-from flightedl.testing.memory import MemoryStorage
 from flightedl.wire.changes import HEADER_KEY, decode_changes
 from flightedl.wire.rows import decode_batch, encode_rows
+from tests.support.clock import FakeClock
+from tests.support.memory import MemoryStorage
 
 SPECS = [ParameterSpec("w", (7,)), ParameterSpec("b", (5,), "bfloat16")]
 TABLE = TableSpec("users", 2, SGD(lr=1.0), evict=Evict(norm_below=0.5), unknown="zero")
@@ -80,7 +80,7 @@ class Bench:
         self.shard.push_rows(header, decode_batch(encode_rows([number], [0], sent)))
         with self.shard.rows.lock:
             gradients = np.full((len(ids), 2), value, np.float32)
-            rows.update([TableGradients(0, as_ids(np.array(ids)), gradients)], version=self.version, epoch=0, number=0)
+            rows.update([TableGradients(0, as_ids(np.array(ids)), gradients)], version=self.version, epoch=0)
 
     def save(self) -> None:
         self.checkpoint()

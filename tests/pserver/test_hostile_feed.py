@@ -24,7 +24,7 @@ from flightedl.pserver.flight import PserverFlight
 from flightedl.pserver.stores import distinct
 from flightedl.rpc.identity import ServerIdentity
 from flightedl.rpc.server import FlightServer
-from flightedl.testing.contracts.coordinator import eventually
+from tests.support.contracts.coordinator import eventually
 
 from .fuzz import mutated
 from .test_feed_marks import Bench, content_of

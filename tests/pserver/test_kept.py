@@ -14,8 +14,8 @@ from flightedl.messages.control import CutRequest, OrderNumber, ViewMember, View
 from flightedl.messages.parameters import BatchIdentity, PushHeader
 from flightedl.pserver.kept import _ASKED_S, KEPT_S, RequestedCuts
 from flightedl.pserver.shard import Shard
-from flightedl.testing.clock import FakeClock
 from flightedl.wire.rows import decode_batch, encode_rows
+from tests.support.clock import FakeClock
 
 
 class Bench:

@@ -12,9 +12,9 @@ from flightedl.messages.control import ViewMember, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, PushHeader
 from flightedl.pserver.meter import ROUND_SECONDS, STALENESS, Meter
 from flightedl.pserver.shard import Shard
-from flightedl.testing.memory_instruments import MemoryInstruments
 from flightedl.wire.parts import ReceivedBlocks
 from flightedl.wire.rows import Row, Rows
+from tests.support.memory_instruments import MemoryInstruments
 
 VALUES = memoryview(np.ones(4, np.float32)).cast("B")
 

@@ -61,7 +61,7 @@ class Stores:
                 own = self.own(ids, spec, at)
                 gradients = np.sin(np.add.outer(own.astype(np.float32), np.arange(spec.dim)) + number)
                 pushed.append(TableGradients(table, own, gradients.astype(np.float32)))
-            store.update(pushed, version=self.versions[at], epoch=epoch, number=number, seed=number)
+            store.update(pushed, version=self.versions[at], epoch=epoch, seed=number)
 
     def own(self, ids: Sequence[int], spec: TableSpec, at: int) -> np.ndarray:
         wanted = np.array(sorted(ids), np.uint64)
@@ -133,8 +133,8 @@ def test_stores_with_moving_buckets_behave_like_one_store(
 def test_rows_older_than_their_store_expire_by_the_versions_of_their_bucket() -> None:
     spec = TableSpec("t", 3, RowAdam(lr=0.3), evict=Evict(unused_versions=10))
     old, new = RowTables([spec], range(BUCKETS)), RowTables([spec], range(BUCKETS))
-    old.update(ones(1), version=15, epoch=0, number=0)
-    old.update(ones(2), version=20, epoch=0, number=0)
+    old.update(ones(1), version=15, epoch=0)
+    old.update(ones(2), version=20, epoch=0)
     new.take(old.release(range(BUCKETS), 20, 0), 2)
     both, out = np.array([1, 2], np.uint64), np.empty((2, 3), np.float32)
     assert new.read(0, both, 2, 0, out) == new.read(0, both, 7, 0, out) == 2
@@ -161,7 +161,7 @@ def all_rows(cut: Any) -> set[int]:
 
 def test_a_cut_contains_the_rows_of_buckets_released_since_it_began() -> None:
     store = RowTables(SPECS[:1], range(BUCKETS))
-    store.update(ones(*range(50)), version=1, epoch=0, number=0)
+    store.update(ones(*range(50)), version=1, epoch=0)
     cut = store.begin_cut(1, 0, file="a")
     store.release(range(512), 1, 0)
     assert all_rows(cut) == set(range(50))
@@ -170,11 +170,11 @@ def test_a_cut_contains_the_rows_of_buckets_released_since_it_began() -> None:
 
 def test_buckets_cannot_move_while_a_round_is_open() -> None:
     store = RowTables(SPECS[:1], range(BUCKETS))
-    store.update(ones(1, 2), version=1, epoch=0, number=0)
+    store.update(ones(1, 2), version=1, epoch=0)
     store.add(ones(1), Batch(0, 0, 0), 1.0, is_first=True)
     with pytest.raises(BusyError, match="while a round is open"):
         store.release(range(BUCKETS), 1, 0)
-    store.update_round(version=2, epoch=0, number=1)
+    store.update_round(version=2, epoch=0)
     assert len(store.release(range(BUCKETS), 2, 0).chunks) == 2
 
 
@@ -184,7 +184,7 @@ def test_a_bucket_is_found_by_its_range_of_the_index(count: int) -> None:
     store = RowTables(SPECS[:1], range(BUCKETS))
     ids = np.arange(count, dtype=np.uint64)
     for start in range(0, count, 4096):
-        store.update(ones(*range(start, min(start + 4096, count))), version=1, epoch=0, number=0)
+        store.update(ones(*range(start, min(start + 4096, count))), version=1, epoch=0)
     places = buckets_of(ids, SPECS[0].salt)
     for bucket in (int(places[0]), 0, 1023):
         (rows, waiting) = store.release([bucket], 1, 0).chunks
@@ -197,8 +197,8 @@ def test_followers_receive_buckets_that_have_arrived_completely_and_once() -> No
     source, target = RowTables(SPECS[:1], range(512)), RowTables(SPECS[:1], range(512, BUCKETS))
     places = buckets_of(IDS_OF_FEED, SPECS[0].salt)
     lower, upper = IDS_OF_FEED[places < 512].tolist(), IDS_OF_FEED[places >= 512].tolist()
-    source.update(ones(*lower), version=1, epoch=0, number=0)
-    target.update(ones(*upper), version=1, epoch=0, number=0)
+    source.update(ones(*lower), version=1, epoch=0)
+    target.update(ones(*upper), version=1, epoch=0)
 
     def followed(number: int, after: int | None) -> tuple[set[int], set[int]]:
         """Return the ids of the rows in an answer, and its complete buckets."""
@@ -219,11 +219,11 @@ def test_followers_receive_buckets_that_have_arrived_completely_and_once() -> No
 def test_changes_after_a_kept_cut_have_a_higher_number() -> None:
     """Otherwise a follower that stops at the cut would never receive them."""
     store = RowTables(SPECS[:1], range(BUCKETS))
-    store.update(ones(1, 2), version=1, epoch=0, number=0)
+    store.update(ones(1, 2), version=1, epoch=0)
     store.begin_feed_cut(1, 0, 1, None, 1 << 20).drop()
-    store.update(ones(2), version=2, epoch=0, number=1)
+    store.update(ones(2), version=2, epoch=0)
     kept = store.keep_cut(2, 0, 2)
-    store.update(ones(3), version=3, epoch=0, number=2)
+    store.update(ones(3), version=3, epoch=0)
     again = store.begin_again(kept, range(1), 1)
     assert all_rows(again) == {2}
     # Another cut settles what has changed so far.

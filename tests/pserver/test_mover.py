@@ -48,12 +48,12 @@ from flightedl.rpc.authentication import Role
 from flightedl.rpc.connector import Connector
 from flightedl.rpc.identity import Caller
 from flightedl.rpc.routes import Routes
-from flightedl.testing.contracts.coordinator import eventually
-from flightedl.testing.memory import MemoryCoordinator
 from flightedl.wire.changes import CHANGES_SCHEMA, HEADER_KEY
 from flightedl.wire.parts import ReceivedBlocks
 from flightedl.wire.rows import Row
 from flightedl.wire.table_rows import Kind, Section, decode_sections, encode_sections
+from tests.support.contracts.coordinator import eventually
+from tests.support.memory import MemoryCoordinator
 
 KEYS = JobKeys("demo")
 SPECS = [ParameterSpec(f"p{number}", (3 + number,)) for number in range(6)]
@@ -99,7 +99,7 @@ class Job:
 
     def __init__(self, mode: Mode) -> None:
         # Otherwise the pservers, which share this process, would wait for each other to compile.
-        for load in kernels_of(SPECS, [TABLE], SGD(1.0), ""):
+        for load in itertools.chain(*kernels_of(SPECS, [TABLE], SGD(1.0), "")):
             load()
         self.coordinator = MemoryCoordinator(SystemClock())
         plan = plan_for(SPECS, 2, 2, [TABLE])

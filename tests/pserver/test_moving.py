@@ -6,21 +6,27 @@ import random
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from flightedl.adapters.clock import SystemClock
 from flightedl.domain.consistency.modes import Async, Mode, Sync
 from flightedl.domain.exactly_once.batches import Batch
 from flightedl.domain.model.optimizers import LAMB, Adam, Optimizer
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import plan_shards
+from flightedl.domain.moving.server import State
+from flightedl.domain.moving.values import Release
 from flightedl.domain.pserver.block_values import Unmovable
 from flightedl.errors import CorruptError, MessageError, NotReadyError, StalePlacementError
 from flightedl.messages.control import ViewMember, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
 from flightedl.pserver.moving.arrival import Arrival
 from flightedl.pserver.moving.departure import Departure
+from flightedl.pserver.moving.mover import Mover
 from flightedl.pserver.shard import Shard
 from flightedl.pserver.stores import Pushed, Wanted
 from flightedl.wire.parts import ReceivedBlocks
@@ -234,3 +240,20 @@ def test_blocks_are_not_acknowledged_by_a_pserver_with_another_view(later: str) 
         target.set_members(view)
         arrival.prepare()
         arrival.drop()
+
+
+def test_an_error_in_an_effect_of_a_move_ends_the_process() -> None:
+    """Otherwise nobody would own the block, and the job would wait for ever."""
+    reasons: list[str] = []
+
+    def drop(_: range) -> None:
+        raise KeyError("a bug")
+
+    shard: Any = SimpleNamespace(drop=drop, placing=threading.RLock())
+    peers: Any = SimpleNamespace(read=lambda _: ())
+    moves = Mover(0, 1, State((0, 1)), shard, peers, SystemClock(), lambda _: None, reasons.append)
+    core: Any = SimpleNamespace(state=SimpleNamespace(version=1), read=lambda: [Release(0)])
+    moves._core = core
+    with pytest.raises(KeyError):
+        moves.look()
+    assert reasons == ["a move of blocks failed: KeyError('a bug')"]

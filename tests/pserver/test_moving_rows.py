@@ -38,10 +38,10 @@ from flightedl.pserver.rows.tables import MAX_CUTS
 from flightedl.pserver.shard import Shard
 from flightedl.pserver.snapshots import Snapshots
 from flightedl.pserver.stores import distinct
-from flightedl.testing.contracts.coordinator import eventually
-from flightedl.testing.memory import MemoryStorage
 from flightedl.wire.parts import ReceivedBlocks
 from flightedl.wire.table_rows import Kind, Section, decode_sections, encode_sections
+from tests.support.contracts.coordinator import eventually
+from tests.support.memory import MemoryStorage
 
 from .carrier import carry, hand_over, stage
 from .test_moved_buckets import IDS, SPECS
@@ -96,7 +96,7 @@ class Cluster:
     def part(self, numbers: range, base: int, sections: Sequence[Section]) -> ReceivedBlocks:
         """Return a message for some buckets, with the ids that are in them."""
         found = []
-        for kind, table, ids, values in sections:
+        for kind, table, ids, values, _ in sections:
             places = buckets_of(ids, TABLES[table].salt) + self.first
             is_there = (places >= numbers.start) & (places < numbers.stop)
             found.append(Section(kind, table, ids[is_there], None if values is None else values[is_there]))
@@ -131,12 +131,12 @@ class Cluster:
         )
         return [one.piece.outcome for one in self.shards[index].push(header, [self.part(numbers, base, sections)])]
 
-    def move(self, border: int, to: int) -> None:
+    def move(self, border: int, to: int, *, discards: bool = True) -> None:
         """Move a border, and thereby the buckets between its old and its new position."""
         at = self.borders[border]
         source, target = (border, border - 1) if to > at else (border - 1, border)
         numbers = range(self.first + min(at, to), self.first + max(at, to))
-        assert carry(self.shards[source], self.shards[target], numbers)
+        assert carry(self.shards[source], self.shards[target], numbers, discards=discards)
         self.borders[border] = to
         self.placement += 1
 
@@ -158,6 +158,12 @@ class Cluster:
         counts = [[count.rows for count in shard.rows.counts()] for shard in self.shards]
         # Expired rows are counted exactly only after they were removed.
         return [np.delete(np.sum(counts, axis=0), 3).tolist(), *sorted(found)]
+
+    def created(self) -> list[int]:
+        """Return the number of rows that were created, by table."""
+        counts = [[count.created for count in shard.rows.counts()] for shard in self.shards]
+        found: list[int] = np.sum(counts, axis=0).tolist()
+        return found
 
     def updates(self) -> dict[int, tuple[int, int, int]]:
         """Return versions, updates and the highest epoch, by bucket."""
@@ -290,6 +296,7 @@ def test_buckets_that_move_from_2_to_4_pservers_and_back_behave_as_if_they_had_s
             for border, to in ((3, BUCKETS), (2, BUCKETS), (1, 512)):
                 moved.move(border, to)
         assert moved.read() == stayed.read()
+        assert moved.created() == stayed.created()
         moved.check()
         if chance.random() < 0.25:
             require_same_checkpoints(stayed, moved, step + 1, chance)
@@ -313,6 +320,7 @@ def test_buckets_that_are_copied_while_members_push_behave_as_if_they_had_stayed
             moved.finish()
             moves += 1
         assert moved.read() == stayed.read()
+        assert moved.created() == stayed.created()
         moved.check()
         if chance.random() < 0.2:
             require_same_checkpoints(stayed, moved, step + 1, chance)
@@ -563,6 +571,79 @@ def test_a_kept_cut_can_be_read_after_its_buckets_have_left(to: list[int]) -> No
                 shard.rows.discard_some()
         push(11 + batch)
         assert read() == before
+
+
+def table_rows(shard: Shard) -> Iterator[Any]:
+    for table in range(len(TABLES)):
+        for rows in shard.all_rows(table):
+            yield from zip([table] * len(rows.ids), rows.ids.tolist(), map(bytes, rows.values), strict=True)
+
+
+def cut_rows(shard: Shard, *, is_feed: bool) -> Iterator[Any]:
+    for span in distinct(shard.rows.spans):
+        version, number = shard.version(span.numbers.start), 1 + span.rows.feed_number
+        if is_feed:
+            cut = span.rows.begin_feed_cut(version, span.epoch, number, None, 1 << 30)
+        else:
+            cut = span.begin_cut(version)
+        while (chunk := cut.next_rows()) is not None:
+            kinds = [(chunk.table, chunk.is_waiting)] * chunk.ids.size
+            yield from zip(kinds, chunk.ids.tolist(), map(bytes, chunk.values), strict=True)
+
+
+READERS: dict[str, Callable[[Shard], Iterator[Any]]] = {
+    "exports": table_rows,
+    "feeds": lambda shard: cut_rows(shard, is_feed=True),
+    "copies": lambda shard: cut_rows(shard, is_feed=False),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_rows_that_have_left_are_neither_read_nor_counted_before_they_are_discarded(reader: str) -> None:
+    """Including those of buckets that have come back, of which the memory has two states."""
+    stayed, moved = Cluster(Async(), [0, BUCKETS]), Cluster(Async(), [0, 512, BUCKETS])
+    for batch, border in enumerate([512, 400, 512, 700, 512]):
+        if batch:
+            moved.move(1, border, discards=False)
+        for cluster in (stayed, moved):
+            for index in range(len(cluster.shards)):
+                cluster.push(index, 1, batch, 0, IDS[batch :: 1 + batch].tolist(), 0)
+        found, expected = (
+            sorted(row for shard in cluster.shards for row in READERS[reader](shard)) for cluster in (moved, stayed)
+        )
+        assert found == expected
+        assert moved.read() == stayed.read(), "the counts differ"
+    assert all(shard.rows.has_leftovers for shard in moved.shards)
+
+    def counts() -> list[tuple[int, int]]:
+        return [(count.rows, count.waiting) for shard in moved.shards for count in shard.rows.counts()]
+
+    before = counts()
+    for shard in moved.shards:
+        while shard.rows.has_leftovers:
+            shard.rows.discard_some()
+    assert counts() == before
+    assert moved.read() == stayed.read()
+
+
+def test_a_table_is_read_only_with_exactly_the_buckets_of_the_senders_plan() -> None:
+    """Otherwise, rows that move between two pservers' answers would be missing, or be read twice."""
+    cluster = Cluster(Async(), [0, 512, BUCKETS])
+    cluster.push(0, 1, 0, 0, IDS.tolist(), 0)
+    source = cluster.shards[0]
+    before, after = plan_of([0, 512, BUCKETS], 1).hash, plan_of([0, 400, BUCKETS], 2).hash
+    reading = source.all_rows(0, plan_hash=before)
+    late, part = source.all_rows(0, plan_hash=before), source.all_rows(0, range(400, 500))
+    assert next(reading)
+    cluster.move(1, 400)
+    source.place(after)
+    list(reading)
+    for each in (late, part):
+        with pytest.raises(StalePlacementError):
+            next(each)
+    assert list(source.all_rows(0, plan_hash=after))
+    with pytest.raises(StalePlacementError):
+        list(cluster.shards[1].all_rows(0, plan_hash=after)), "it has not read the placement yet"
 
 
 @pytest.mark.parametrize("reads", ["everything", "a part", "nothing"])

@@ -13,9 +13,9 @@ from flightedl.messages.parameters import Outcome
 from flightedl.pserver.arena import Arena
 from flightedl.pserver.copier import CopyMemory
 from flightedl.pserver.stores import Wanted
-from flightedl.testing.faults import FaultPlan
-from flightedl.testing.memory import MemoryStorage
 from flightedl.wire.rows import OutgoingBlocks
+from tests.support.faults import FaultPlan
+from tests.support.memory import MemoryStorage
 
 from .test_snapshots import Pserver
 

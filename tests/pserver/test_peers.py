@@ -19,7 +19,7 @@ from flightedl.pserver.moving.peers import Peers
 from flightedl.rpc.authentication import Role
 from flightedl.rpc.connector import Connector
 from flightedl.rpc.identity import Caller, ServerIdentity
-from flightedl.testing.memory import MemoryCoordinator
+from tests.support.memory import MemoryCoordinator
 
 KEYS = JobKeys("demo")
 INTENT = encode(Intent(1, (Move(0, 0, 1, 1),), ((0, 1), (1, 1))))

@@ -31,8 +31,8 @@ from flightedl.ports import Delete, Entry, Put
 from flightedl.pserver import service
 from flightedl.pserver.main import PserverProcess
 from flightedl.pserver.shard import Shard
-from flightedl.testing.contracts.coordinator import eventually
-from flightedl.testing.memory import MemoryCoordinator
+from tests.support.contracts.coordinator import eventually
+from tests.support.memory import MemoryCoordinator
 
 KEYS = JobKeys("demo")
 TTL_S = 2.0

@@ -23,10 +23,10 @@ from flightedl.pserver.kept import KEPT_S, KeptCut, RequestedCuts
 from flightedl.pserver.reading import Reading
 from flightedl.pserver.rows.tables import MAX_CUTS
 from flightedl.pserver.shard import Shard
-from flightedl.testing.clock import FakeClock
 from flightedl.wire.parts import ReceivedBlocks
 from flightedl.wire.rows import Row
 from flightedl.wire.table_rows import Kind, Section, encode_sections
+from tests.support.clock import FakeClock
 
 #: The blocks of the matrix end within rows.
 MATRIX, VECTOR = ParameterSpec("matrix", (5000, 5)), ParameterSpec("vector", (7,))

@@ -60,7 +60,7 @@ class Rows:
             own = own[np.isin(buckets_of(own, self.spec.salt), span.buckets)]
             gradients = np.full((own.size, 2), gradient, np.float32)
             push = [TableGradients(0, own, gradients)]
-            span.rows.update(push, version=version, epoch=epoch, number=version - 1)
+            span.rows.update(push, version=version, epoch=epoch)
 
     def read(self, version: int, epoch: int) -> dict[int, list[float]]:
         found = {}
@@ -146,7 +146,7 @@ def test_a_file_contains_the_version_offsets_of_buckets() -> None:
     elsewhere, old, new = RowTables([spec], range(BUCKETS)), Rows(spec, 1), Rows(spec, 2)
     for version, row_id in ((15, IDS[:1]), (20, IDS[1:2])):
         push = [TableGradients(0, row_id, np.ones((1, 2), np.float32))]
-        elsewhere.update(push, version=version, epoch=0, number=0)
+        elsewhere.update(push, version=version, epoch=0)
     (span,) = old.spans
     span.rows.take(elsewhere.release(range(BUCKETS), 20, 0), 2)
     command = SnapshotRequest(OrderNumber(1, 1, 1), None, "c", "", is_base=True, plan_hash="p")

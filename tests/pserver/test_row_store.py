@@ -26,8 +26,8 @@ from flightedl.pserver.rows.incoming import IncomingRows
 from flightedl.pserver.rows.layout import new_table
 from flightedl.pserver.rows.memory import RowMemory, available_bytes, machine_bytes
 from flightedl.pserver.rows.tables import RowChunk, RowCut, RowTables, TableGradients
-from flightedl.testing.reference_table import ReferenceTable
 from flightedl.wire.table_rows import Kind, Section, encode_sections
+from tests.support.reference_table import ReferenceTable
 
 SPEC = TableSpec("t", 2, SGD(1.0))
 #: Ids of the tests: from a few buckets, the highest, and some in one line of the index.
@@ -55,7 +55,7 @@ def ones(count: int, dim: int = 2) -> np.ndarray:
 
 def push(store: RowTables, version: int, *numbers: int, epoch: int = 0) -> None:
     gradients = ones(len(numbers), store.specs[0].dim)
-    store.update([TableGradients(0, ids(*numbers), gradients)], version=version, epoch=epoch, number=version - 1)
+    store.update([TableGradients(0, ids(*numbers), gradients)], version=version, epoch=epoch)
 
 
 def cut_of(store: RowTables, version: int, epoch: int = 0, *, is_base: bool = True) -> RowCut:
@@ -102,7 +102,7 @@ class Pair:
         self.spec = spec
         self.store = RowTables([spec], range(1024))
         self.reference = ReferenceTable(spec)
-        self.version = self.number = self.epoch = 0
+        self.version = self.epoch = 0
         self.random = np.random.default_rng(0)
         #: Base and increments.
         self.chain: list[tuple[list[RowChunk], Any]] = []
@@ -117,13 +117,11 @@ class Pair:
         given: dict[str, Any] = {
             "version": self.version,
             "epoch": self.epoch,
-            "number": self.number,
             "scale": 0.5,
             "rate_factor": 0.7,
         }
         self.reference.update(dict(zip(numbers, gradients.tolist(), strict=True)), **given)
         self.store.update([TableGradients(0, ids(*numbers), gradients)], **given)
-        self.number += 1
 
     def cut(self, *, is_given_up: bool = False) -> None:
         """Make a cut. The next one is an increment on it, unless it is given up."""
@@ -234,8 +232,8 @@ def test_a_round_is_applied_once_and_its_cut_restores_into_two_stores() -> None:
     store.add([TableGradients(0, ids(9), ones(1))], Batch(0, 0, 0), 2.0, is_first=True)
     store.add([TableGradients(0, ids(1, 2), ones(2))], Batch(0, 0, 0), 2.0, is_first=True)
     store.add([TableGradients(0, ids(2, 3), ones(2))], Batch(0, 0, 1), 1.0, is_first=False)
-    store.update_round(version=1, epoch=0, number=0, scale=0.5)
-    store.update_round(version=2, epoch=0, number=1)
+    store.update_round(version=1, epoch=0, scale=0.5)
+    store.update_round(version=2, epoch=0)
     cut = store.begin_cut(2, 0, is_base=True)
     halves = [RowTables([SPEC], range(512)), RowTables([SPEC], range(512, 1024))]
     for chunk in chunks_of(cut):
@@ -254,7 +252,7 @@ def test_a_deterministic_round_has_the_same_bits_in_any_order_of_arrival() -> No
         store = RowTables([SPEC], range(1024))
         for place, (batch, gradients) in enumerate(order):
             store.add([TableGradients(0, ids(1), gradients)], batch, 1.0, is_first=not place)
-        store.update_round(version=1, epoch=0, number=0, scale={0: 1.0}, is_ordered=True)
+        store.update_round(version=1, epoch=0, scale={0: 1.0}, is_ordered=True)
         found.append(content(store, 1))
     assert found[0] == found[1]
 
@@ -389,7 +387,7 @@ def test_a_row_removed_and_created_again_is_in_the_increment() -> None:
     push(store, 1, 1, 2)
     base = store.begin_cut(1, 0, file="base")
     found = [(base, chunks_of(base))]
-    store.update([TableGradients(0, ids(1), -ones(1))], version=2, epoch=0, number=1)
+    store.update([TableGradients(0, ids(1), -ones(1))], version=2, epoch=0)
     chunks_of(store.begin_cut(2, 0, file="failed", after="base"))
     assert store.counts(0).rows == 1, "the row with a small norm was not evicted"
     push(store, 3, 1)
@@ -436,7 +434,7 @@ def test_the_index_grows_row_by_row() -> None:
     numbers = np.random.default_rng(0).permutation(60_000).astype(np.uint64)
     out = np.empty((numbers.size, 1), np.float32)
     for version, some in enumerate(np.split(numbers, 3), 1):
-        store.update([TableGradients(0, some, ones(some.size, 1))], version=version, epoch=0, number=0)
+        store.update([TableGradients(0, some, ones(some.size, 1))], version=version, epoch=0)
     assert store.read(0, numbers, 3, 0, out) == 40_000
     assert out.sum() == -40_000
     push(store, 4, *numbers[40_000:].tolist())
@@ -508,7 +506,7 @@ def test_two_threads_behave_like_one(dtype: Any, monkeypatch: pytest.MonkeyPatch
         cut, chunks = None, []
         for number, (ids, values) in enumerate(zip(steps, gradients, strict=True)):
             push = [TableGradients(0, ids, values)]
-            store.update(push, version=number + 1, epoch=0, number=number, seed=number)
+            store.update(push, version=number + 1, epoch=0, seed=number)
             if number == 3:
                 cut = store.begin_cut(number + 1, 0, is_base=True)
         assert cut is not None
@@ -553,7 +551,7 @@ def test_tables_share_memory_but_not_rows() -> None:
     for version in range(1, 31):
         numbers = np.arange(1000 * version, 1000 * version + 1000, dtype=np.uint64)
         both = [TableGradients(table, numbers, ones(1000, specs[table].dim)) for table in (0, 1)]
-        store.update(both, version=version, epoch=0, number=0, scale={0: 1.0, 1: 2.0})
+        store.update(both, version=version, epoch=0, scale={0: 1.0, 1: 2.0})
     first, second = (store.counts(table) for table in (0, 1))
     assert first.refused
     assert second.refused
@@ -569,7 +567,7 @@ def test_rows_are_evicted_beyond_max_bytes() -> None:
     for version in range(1, 9):
         push(store, version, *range(300 * version, 300 * version + 300))
         gradients = dict.fromkeys(range(300 * version, 300 * version + 300), [1.0] * 16)
-        reference.update(gradients, version=version, epoch=0, number=0)
+        reference.update(gradients, version=version, epoch=0)
     assert sorted(content(store, 8)) == sorted(reference.live(8, 0))
     assert store.counts(0).rows == len(reference.live(8, 0)) < 8 * 300
 
@@ -618,7 +616,7 @@ def test_gradients_may_be_unaligned() -> None:
     store = RowTables([SPEC], range(1024))
     raw = b"x" + ids(1, 2).tobytes() + ones(2).tobytes()
     numbers, gradients = np.frombuffer(raw, np.uint64, 2, 1), np.frombuffer(raw, np.float32, 4, 17).reshape(2, 2)
-    store.update([TableGradients(0, numbers, gradients)], version=1, epoch=0, number=0)
+    store.update([TableGradients(0, numbers, gradients)], version=1, epoch=0)
     assert content(store, 1) == {1: [-1, -1], 2: [-1, -1]}
 
 
@@ -633,7 +631,7 @@ def test_stochastic_rounding_is_reproducible_and_unbiased(dtype: Any, dim: int) 
         store = RowTables([spec], range(1024))
         for version in (1, 2):
             push_ = [TableGradients(0, numbers, small)]
-            store.update(push_, version=version, epoch=0, number=0, seed=seed * 100 + version)
+            store.update(push_, version=version, epoch=0, seed=seed * 100 + version)
         out = np.empty((4000, dim), np.float32)
         store.read(0, numbers, 2, 0, out)
         found.append(out)
@@ -647,7 +645,7 @@ def test_rounding_to_nearest_loses_small_updates(dtype: Any) -> None:
     spec = TableSpec("t", 3, SGD(1.0), Constant(1.0), dtype, "nearest")
     store, other = RowTables([spec], range(1024)), RowTables([spec], range(1024))
     gradients = np.array([[-(2.0**-13), 1.0, -70_000.0], [1 - 2.0**-20, 1.0, 0.0]], np.float32)
-    store.update([TableGradients(0, ids(1, 2), gradients)], version=1, epoch=0, number=0)
+    store.update([TableGradients(0, ids(1, 2), gradients)], version=1, epoch=0)
     for chunk in chunks_of(store.begin_cut(1, 0, is_base=True)):
         assert chunk.values.dtype == np.uint16
         other.restore(chunk)
@@ -677,7 +675,7 @@ def test_concurrent_cuts_each_contain_the_rows_at_their_start(steps: list[tuple[
             version += 1
             push(store, version, *numbers)
             gradients = {key: [1.0, 1.0] for key in numbers}
-            reference.update(gradients, version=version, epoch=0, number=version - 1)
+            reference.update(gradients, version=version, epoch=0)
         elif what in {"cut", "file"} and len(reading) < MAX_CUTS:
             files += what == "file"
             cut = store.begin_cut(version, 0, file=str(files) if what == "file" else "", is_base=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import zipfile
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from flightedl.client.tables.traffic import Lookup, RowMessages
 from flightedl.domain.checkpoint.chains import Chains, Offer
 from flightedl.domain.checkpoint.manifest import Manifest, ShardFile, manifest_name
 from flightedl.domain.consistency.modes import Async, Mode, Sync
+from flightedl.domain.model.initial import Uniform
 from flightedl.domain.model.optimizers import SGD, Ftrl, Momentum
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.schedules import Piecewise
@@ -48,10 +50,10 @@ from flightedl.pserver.rows.tables import MAX_CUTS, RowTables, TableGradients
 from flightedl.pserver.shard import Shard
 from flightedl.pserver.snapshots import Snapshots
 from flightedl.pserver.stores import Pushed, distinct
-from flightedl.testing.contracts.coordinator import eventually
-from flightedl.testing.memory import MemoryStorage
 from flightedl.wire.parts import ReceivedBlocks
 from flightedl.wire.table_rows import Kind, Section, decode_sections, encode_sections
+from tests.support.contracts.coordinator import eventually
+from tests.support.memory import MemoryStorage
 
 SPECS = [ParameterSpec("w", (100,))]
 TABLES = [
@@ -485,6 +487,42 @@ def test_a_gradient_that_waits_for_its_round_outlives_its_message_although_the_b
     assert (pserver.read(0) == 1.0).all()
 
 
+@pytest.mark.parametrize("unknown", ["init", "zero", "error"])
+def test_optional_ids_without_a_row_read_as_zeros(unknown: str) -> None:
+    table = TableSpec("t", 2, SGD(lr=1.0), init=Uniform(0.5), unknown=unknown)
+    plan = plan_for(SPECS, 2, 1, [table])
+    shards = [Shard(plan, index, SGD(lr=1.0), Async(), on_lost=pytest.fail) for index in range(2)]
+    member = ViewMember(trainer="t", generation=1, member=1, first_round=0)
+    owners = plan.bucket_pservers[buckets_of(IDS[:20], table.salt)]
+    for index, shard in enumerate(shards):
+        shard.set_members(ViewRequest(plan_hash="p", master_generation=1, serial=1, members=[member]))
+        mine = IDS[:20][(owners == index) & (IDS[:20] % 2 == 0)]
+        header = PushHeader(
+            trainer="t",
+            generation=1,
+            plan_hash=plan.hash,
+            member=1,
+            identity=BatchIdentity(epoch=0, task=0, batch=0, batch_count=100),
+            weight=1.0,
+            rows=1024,
+        )
+        data = encode_sections([Section(Kind.GRADIENTS, 0, mine, np.ones((len(mine), 2), np.float32))])
+        shard.push(header, [ReceivedBlocks(plan.buckets_of(index), 0, 0, memoryview(bytearray(data.tobytes())))])
+    # The ids 0 to 5 are optional, and 4 and 5 are also requested.
+    rows = RowMessages(plan, {}, lookup := Lookup(plan, {0: DistinctIds(IDS[4:8].copy(), optional=IDS[:6].copy())}))
+    for index, shard in enumerate(shards):
+        if (asked := rows.asked(index)) is not None:
+            data = memoryview(bytearray(asked.tobytes()))
+            pieces, _ = shard.read(shard.lookup(ReceivedBlocks(plan.buckets_of(index), 0, 0, data)), 0)
+            for piece in pieces:
+                rows.take(index, piece.blocks, piece.version, memoryview(piece.values))
+    found = lookup.rows(0)
+    assert [bool(row.any()) for row in found[:6]] == [True, False] * 3
+    assert [bool(row.any()) for row in found[6:]] == [True, unknown == "init"] * 2
+    assert np.array_equal(found[4], found[6])
+    assert sorted(lookup.unknown.get(0, [])) == ([5, 7] if unknown == "error" else [])
+
+
 GRADIENT = Section(Kind.GRADIENTS, 0, IDS[:2], np.ones((2, 2), np.float32))
 
 
@@ -520,18 +558,50 @@ def loaded_kernels() -> int:
     return compiled.machine_code.cache_info().misses
 
 
-def test_all_kernels_are_loaded_before_training(tmp_path: Path) -> None:
-    """Pushes, checkpoints, recovery and eviction need no other kernel, so none of them waits for the compiler."""
+def forget_kernels() -> None:
     for known in (compiled.machine_code, compiled.block_kernels, compiled.half_kernels, compiled.finite_copy):
         known.cache_clear()
     for known in (compiled_rows.row_kernel, compiled_rows._loop):
         known.cache_clear()
+
+
+def push_and_read(store: RowTables) -> None:
+    for version in range(1, 5):
+        for table, spec in enumerate(store.specs):
+            gradients = TableGradients(table, IDS, np.ones((len(IDS), spec.dim), np.float32))
+            store.update([gradients], version=version, epoch=0)
+            store.read(table, IDS, version, 0, np.empty((len(IDS), spec.dim), np.float32))
+
+
+def test_the_kernels_of_a_first_batch_come_first() -> None:
+    """Trainers do not wait for the compilation of the others."""
+    forget_kernels()
+    tables = [
+        TableSpec("plain", 2, SGD(lr=1.0)),
+        TableSpec("aging", 2, SGD(lr=1.0), evict=Evict(max_rows=100, unused_epochs=1)),
+        TableSpec("seldom", 2, SGD(lr=1.0), admit_after=2),
+    ]
+    first, later = kernels_of(SPECS, tables, SGD(lr=1.0), "")
+    for load in first:
+        load()
+    before = loaded_kernels()
+    push_and_read(RowTables(tables, range(1024)))
+    Shard(plan_for(SPECS, 1), 0, SGD(lr=1.0), Async(), on_lost=pytest.fail)
+    assert loaded_kernels() == before
+    for load in later:
+        load()
+    assert loaded_kernels() == before + len(later), "they were loaded before"
+
+
+def test_all_kernels_are_loaded_before_training(tmp_path: Path) -> None:
+    """Pushes, checkpoints, recovery and eviction need no other kernel, so none of them waits for the compiler."""
+    forget_kernels()
     evicted = [
         TableSpec("small", 2, Ftrl(lr=Piecewise([1], [1.0, 0.0])), evict=Evict(norm_below=1e9, max_rows=100)),
         TableSpec("seldom", 2, SGD(lr=1.0), dtype="float16", admit_after=2, admission="sketch"),
     ]
     parameters = [*SPECS, ParameterSpec("half", (3,), "bfloat16"), ParameterSpec("wide", (3,), "float64")]
-    for load in kernels_of(parameters, [*TABLES, *evicted], SGD(lr=1.0), "float16"):
+    for load in itertools.chain(*kernels_of(parameters, [*TABLES, *evicted], SGD(lr=1.0), "float16")):
         load()
     # The tests' own clients load them.
     distinct_kernels()
@@ -543,11 +613,7 @@ def test_all_kernels_are_loaded_before_training(tmp_path: Path) -> None:
     test_a_table_starts_with_the_rows_of_a_file(tmp_path)
     test_a_push_gets_its_requested_rows_when_its_round_closes()
     store = RowTables(evicted, range(1024))
-    for version in range(1, 5):
-        for table in range(len(evicted)):
-            gradients = TableGradients(table, IDS, np.ones((len(IDS), 2), np.float32))
-            store.update([gradients], version=version, epoch=0, number=version)
-            store.read(table, IDS, version, 0, np.empty((len(IDS), 2), np.float32))
+    push_and_read(store)
     cut = store.begin_cut(5, 0, is_base=True)
     while cut.next_rows() is not None:
         pass

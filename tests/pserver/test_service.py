@@ -59,8 +59,8 @@ from flightedl.pserver.flight import PserverFlight
 from flightedl.pserver.restoring import Restored
 from flightedl.pserver.service import PserverService
 from flightedl.rpc import Connection, FlightServer, ServerIdentity
-from flightedl.testing.memory import MemoryCoordinator
 from flightedl.wire.rows import Row, decode_batch, encode_rows
+from tests.support.memory import MemoryCoordinator
 
 KEYS = JobKeys("demo")
 PLAN = plan_for([ParameterSpec("w", (4,))], 1, 0)
@@ -471,7 +471,7 @@ def test_a_resumed_job_waits_until_a_trainer_declares_the_model_again(
             served.send("view", orders(PLAN.hash)["view"])
             shard = served.service.shard_for_init(PLAN.hash, 1)
             (span,) = set(shard.dense.spans.values())
-            span.update(span.values, np.ones(4, np.float32), span.slots, 0, 1.0, 1.0)
+            span.update(span.values, np.ones(4, np.float32), span.slots, 0, 0, 1.0, 1.0)
             assert span.values.tolist() == [-0.5] * 4
         finally:
             served.close()

@@ -24,7 +24,7 @@ from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import ShardPlan, plan_for
 from flightedl.domain.pserver.block_values import CopyBlocks
 from flightedl.errors import UnavailableError
-from flightedl.formats.shard_files import StoredBlock
+from flightedl.formats.shard_files import StoredBlock, load_shard
 from flightedl.kernels.half_precision import shortened
 from flightedl.messages.control import OrderNumber, SnapshotReply, SnapshotRequest, ViewMember, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
@@ -34,8 +34,10 @@ from flightedl.pserver.restoring import load_newest
 from flightedl.pserver.shard import Shard
 from flightedl.pserver.snapshots import Snapshots
 from flightedl.pserver.spans import ArraySpan
-from flightedl.testing.memory import MemoryStorage
 from flightedl.wire.rows import OutgoingBlocks, decode_batch, encode_rows
+from tests.support.memory import MemoryStorage
+
+from .carrier import carry
 
 SPECS = [ParameterSpec("w", (40_000,)), ParameterSpec("b", (3,))]
 JOB = "j"
@@ -265,6 +267,19 @@ def test_another_number_of_pservers_restores_the_same_values() -> None:
     blocks = {b.place.number: b.values.tobytes() for pserver in old for b in pserver.shard.blocks()}
     assert {b.place.number: b.values.tobytes() for pserver in new for b in pserver.shard.blocks()} == blocks
     assert {(True,)} == {tuple(pserver.has(1)) for pserver in new if pserver.shard.block_count}
+
+
+def test_a_pserver_that_began_without_blocks_saves_the_slots_of_those_that_moved_to_it() -> None:
+    storage = MemoryStorage()
+    source, target = (Pserver(storage, Async(), index, 3, cut_for=1) for index in (0, 2))
+    assert not target.shard.block_count
+    source.push(0)
+    (moved,) = (block for block in source.shard.blocks() if block.place.number == source.shard.numbers[0])
+    slot = moved.slots[0].tobytes()
+    assert carry(source.shard, target.shard, range(moved.place.number, moved.place.number + 1))
+    file = target.checkpoint(1)
+    _, _, stored = load_shard(storage, file.name, file.size_bytes, file.hash)
+    assert [each.slots[0].tobytes() for each in stored if isinstance(each, StoredBlock)] == [slot]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

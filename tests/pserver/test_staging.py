@@ -17,8 +17,8 @@ from flightedl.errors import StalePlacementError
 from flightedl.messages.moving import MoveHeader, MoveReply
 from flightedl.messages.parameters import Outcome
 from flightedl.pserver.moving.mover import Mover
-from flightedl.testing.contracts.coordinator import eventually
 from tests.schedules.test_moving import DESTINATION, Peers, messages_of, pserver_with
+from tests.support.contracts.coordinator import eventually
 
 from .test_snapshots import Pserver
 

@@ -28,11 +28,11 @@ from flightedl.pserver.moving.parcels import decode as decode_parcel
 from flightedl.pserver.moving.standby import Followed, Standby
 from flightedl.pserver.rows.tables import MAX_CUTS, ChangedSince, RowTables, TableGradients
 from flightedl.pserver.stores import Pushed, distinct
-from flightedl.testing.clock import FakeClock
-from flightedl.testing.memory import MemoryStorage
 from flightedl.wire.parts import ReceivedBlocks
 from tests.calls import call_of
 from tests.pserver.test_rows import DIMS, IDS, Pserver, require
+from tests.support.clock import FakeClock
+from tests.support.memory import MemoryStorage
 
 _CLOCK = SystemClock()
 ELECTION = 3
@@ -330,7 +330,7 @@ def test_only_one_standby_is_sent_a_copy_at_a_time(pair: Pair) -> None:
 
 def test_rows_that_a_checkpoint_removes_are_removed_from_the_copy() -> None:
     tables = RowTables([TableSpec("t", 1, SGD(lr=1.0), evict=Evict(norm_below=0.5))], range(BUCKETS))
-    tables.update([TableGradients(0, IDS[:2], np.array([[-1.0], [-0.1]], np.float32))], version=1, epoch=0, number=0)
+    tables.update([TableGradients(0, IDS[:2], np.array([[-1.0], [-0.1]], np.float32))], version=1, epoch=0)
     copy = ChangedSince()
     tables.begin_copy(1, 0, copy).drop()
     tables.begin_cut(1, 0, file="c-1").drop()

@@ -18,9 +18,9 @@ from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
 from flightedl.pserver.shard import Shard
 from flightedl.pserver.steps import StepSession, awaited_values
 from flightedl.pserver.stores import Wanted
-from flightedl.testing.clock import FakeClock
 from flightedl.wire.parts import ReceivedBlocks
 from flightedl.wire.rows import OutgoingBlocks
+from tests.support.clock import FakeClock
 
 COUNT, SIZE = 4, 16
 

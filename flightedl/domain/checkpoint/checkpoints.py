@@ -9,6 +9,7 @@ finished:
 * A pserver that has passed the round refuses. The master then proposes a later round to all, with a margin that
   doubles. If the round is not reached within ``patience_s``, for example because training pauses, the master proposes
   "now". If no member is left to reach it, the master proposes the highest open round, and half a second later "now".
+  If a pserver has been lost since it wrote its file, another checkpoint is ordered instead of another round.
 * State 2, *publishing*: All files have been written and reported. The master writes the manifest.
 * State 3, *pointing*: The master moves ``checkpoint/latest`` in a transaction under its fence.
 * State 4, *complete*: The master deletes the files that retention allows to be deleted.
@@ -461,6 +462,12 @@ class Checkpoints:
         return (Persist(), *self._propose(work, at_round, now))
 
     def _propose(self, work: _Ordered, at_round: int | None, now: float) -> Effects:
+        lost = sorted(index for index in work.generations if self._pservers.get(index) != work.generations[index])
+        if lost:
+            # Pservers that were lost after they had written their files cannot write them for another round.
+            sometimes("a pserver was lost between its file and another proposal")
+            names = ", ".join(map(str, lost))
+            return self._give_up(now, f"pserver {names} was lost, and checkpoint {work.number} needs another round")
         work.serial += 1
         work.round = at_round
         work.since_s = now
@@ -486,6 +493,7 @@ class Checkpoints:
         sometimes("a checkpoint was abandoned")
         self._work = None
         self._wanted = self._wanted or work.reason
+        self._is_waited_for = self._is_waited_for or work.is_waited_for
         self._not_before_s = now + self._pause_s()
         return self._alarm(reason)
 

@@ -240,12 +240,13 @@ def deletable(
 ) -> tuple[str, ...]:
     """Return the files that retention allows the caller to delete.
 
-    Each manifest comes before the files of its checkpoint. Delete in this order, and stop at the first failure.
+    Manifests come before all other files. Delete in this order, and stop at the first failure.
 
     Retention keeps the newest ``keep`` checkpoints up to ``latest`` together with the bases of their chains, and every
     checkpoint whose number is a multiple of ``keep_every``; those checkpoints have no chains. All other files are
     deleted, even those without a manifest, if they are older than everything that the newest ``keep`` checkpoints need.
-    No newer file is deleted.
+    No newer file is deleted, except manifests of checkpoints that are based on deleted files: the chains of a
+    checkpoint's files may have different bases after blocks have moved.
 
     Args:
         names: Names of all files.
@@ -265,7 +266,10 @@ def deletable(
     lasting = {number for number in complete if keep_every and number % keep_every == 0}
     # Checkpoints kept by ``keep_every`` may contain increments if that setting was changed after they were written.
     lasting |= {older for since, number in chains if number in lasting for older in range(since, number)}
+    incomplete = {manifest_name(number) for since, number in chains if since < floor <= number}
     going = [
-        name for name in names if (number := number_of(name)) is not None and number < floor and number not in lasting
+        name
+        for name in names
+        if (number := number_of(name)) is not None and (number < floor or name in incomplete) and number not in lasting
     ]
-    return tuple(sorted(going, key=lambda name: (number_of(name), _MANIFEST.fullmatch(name) is None, name)))
+    return tuple(sorted(going, key=lambda name: (_MANIFEST.fullmatch(name) is None, number_of(name), name)))

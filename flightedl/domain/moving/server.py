@@ -103,19 +103,6 @@ class State(msgspec.Struct, frozen=True, array_like=True):
     arriving: tuple[Arriving, ...] = ()
 
 
-def state_to_load(index: int, generation: int, revision: int, placement: Placement, holder: int | None) -> State | None:
-    """Return the state of a new process after it has loaded its blocks, or None if the process must end.
-
-    Args:
-        index: Index that the process has claimed.
-        generation: Generation of the process.
-        revision: Revision of etcd at which the process read the placement, after claiming the index.
-        placement: The placement at that revision.
-        holder: Generation of the process that held the index at that revision.
-    """
-    return State(tuple(placement.blocks_of(index)), revision, placement.version) if holder == generation else None
-
-
 def is_surplus(index: int, placement: Placement, desired: int | None, *, is_serving: bool) -> bool:
     """True if a process must end, because no block is or will be on its pserver.
 
@@ -153,15 +140,6 @@ class MovingBlocks:
         """True until a read shows that the attempt to move this copy's unit is over."""
         leaving = _find(self.state.leaving, copy.block)
         return leaving is not None and leaving.attempt == copy.attempt
-
-    def answers_for(self, version: int) -> bool:
-        """True if the process has the blocks that this version of the placement assigns to it.
-
-        A request to all pservers, such as an audit or a checkpoint, names a version of the placement. A process that
-        knows only an older version reads the placement before it answers, so that answers for different versions are
-        never combined.
-        """
-        return self.state.version == version
 
     def read(
         self, revision: int, placement: Placement, stored: StoredIntent | None, holder: int | None

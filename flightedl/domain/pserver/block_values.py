@@ -102,7 +102,7 @@ class Update(msgspec.Struct, frozen=True):
 
     from_version: int
     to_version: int
-    #: Number of earlier updates.
+    #: Number of the blocks' earlier updates, for bias corrections. The learning rate depends on ``from_version``.
     number: int
     #: Batches whose gradients this update adds to the values.
     batches: Batches

@@ -67,7 +67,7 @@ class Arrival:
         if state.first < self._shard.first_bucket:
             return
         rows, buckets = self._rows.get(state.first), tuple(self._shard.buckets_of(released.numbers))
-        moved = MovedBuckets(buckets, arrays[1], state.epoch, arrays[2], (), ())
+        moved = MovedBuckets(buckets, arrays[1], state.epoch, arrays[2], (), (), arrays[3])
         if rows is None:
             rows = self._rows[state.first] = self._shard.rows.staged(released.numbers)
         rows.stage_state(moved, state.version)

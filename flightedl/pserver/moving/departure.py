@@ -110,7 +110,7 @@ class Departure:
             with shard.rows.lock:
                 span = shard.rows.span(state.numbers.start)
                 moved = span.rows.state_of(span.buckets_of(state.numbers), state.version, span.epoch)
-            yield Parcel(SpanState.of(state, moved.epoch), [applied, moved.versions, moved.given_up])
+            yield Parcel(SpanState.of(state, moved.epoch), [applied, moved.versions, moved.given_up, moved.counters])
             for table, sketch in enumerate(moved.sketches):
                 if sketch.size:
                     yield Parcel(SketchState(state.numbers.start, table), [sketch])

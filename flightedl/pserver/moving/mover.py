@@ -138,11 +138,16 @@ class Mover:
             if reading is None or self._is_closed:
                 return
             before = self._core.state.version
-            with self._shard.placing:
-                for effect in self._core.read(*reading):
-                    self._carry_out(effect, reading)
-                if self._core.state.version != before:
-                    self._placed(reading.placement)
+            try:
+                with self._shard.placing:
+                    for effect in self._core.read(*reading):
+                        self._carry_out(effect, reading)
+                    if self._core.state.version != before:
+                        self._placed(reading.placement)
+            except Exception as error:
+                # The core assumes that all effects were carried out. The blocks might have no owner.
+                self._end(f"a move of blocks failed: {error!r:.500}")
+                raise
             self._changed.notify_all()
 
     def _carry_out(self, effect: Effect, reading: Reading) -> None:

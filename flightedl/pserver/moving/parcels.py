@@ -29,7 +29,7 @@ SCHEMA = pa.schema([pa.field(f"array_{number}", pa.binary(), nullable=False) for
 class SpanState(msgspec.Struct, frozen=True, array_like=True, tag="span"):
     """State of adjacent blocks of a span; see ``ReleasedBlocks``. The first array contains the applied batches.
 
-    For buckets, the next arrays contain the versions and ``given_up`` of ``MovedBuckets``.
+    For buckets, the next arrays contain the versions, ``given_up`` and counters of ``MovedBuckets``.
     """
 
     first: int

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from flightedl.domain.tables.placement import BUCKETS
+from flightedl.domain.tables.placement import BUCKETS, buckets_of
 from flightedl.errors import UnavailableError
 from flightedl.kernels import row_cuts, row_records
 from flightedl.kernels.compiled_rows import row_kernel
@@ -114,6 +114,7 @@ class _Part:
         self.line = line
         self._oldest = owner.oldest_of_buckets(oldest[0]), oldest[1]
         self._given = 0
+        self._foreign = owner.foreign.copy() if owner.foreign.any() else None
         self._table = table = owner.part(is_waiting=is_waiting)
         self.numbers = self._numbers_of(line)
         self._high = int(table.state[row_records.HIGH])
@@ -178,7 +179,8 @@ class _Part:
             raise UnavailableError("more rows changed while a cut of them was read than it has memory to copy")
 
     def _chunk(self, words: npt.NDArray[np.uint32], records: npt.NDArray[np.int64]) -> RowChunk:
-        return self._owner.chunk_of(words, records, is_waiting=self._is_waiting)
+        chunk = self._owner.chunk_of(words, records, is_waiting=self._is_waiting)
+        return chunk if self._foreign is None else chunk.chosen(~self._foreign[buckets_of(chunk.ids, self._owner.salt)])
 
     def end(self) -> None:
         self.numbers[:] = 0

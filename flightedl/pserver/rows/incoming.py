@@ -13,17 +13,17 @@ from flightedl.kernels import rows
 from flightedl.kernels.compiled_rows import row_kernel
 from flightedl.kernels.plain import index_size
 from flightedl.pserver.rows.span import ReceivedRows
-from flightedl.pserver.rows.values import NO_ROWS, Floats, Ids, Numbers, TableRows
+from flightedl.pserver.rows.values import NO_ROWS, NO_SHIFTS, Floats, Ids, Numbers, TableRows
 from flightedl.wire.table_rows import IDS_AT, LAYOUT, SECTION_BYTES, START, Kind, Section, decode_sections
 
 _NO_VALUES: Floats = np.empty(0, np.float32)
 
 
-def _those(found: Numbers, ids: Ids, values: Floats = _NO_VALUES) -> TableRows:
+def _those(found: Numbers, ids: Ids, values: Floats = _NO_VALUES, optional: Numbers = NO_SHIFTS) -> TableRows:
     if not found.shape[1]:
         return NO_ROWS
     tables, dims, counts, starts, value_starts = found
-    return TableRows(tables, dims, counts, starts, value_starts, ids, values)
+    return TableRows(tables, dims, counts, starts, value_starts, ids, values, optional)
 
 
 class IncomingRows:
@@ -73,7 +73,9 @@ class IncomingRows:
         if pushed:
             total = int((found[rows.RECEIVED_COUNT, :pushed] * found[rows.RECEIVED_DIM, :pushed]).sum())
             gradients = _those(found[:, :pushed], ids, np.frombuffer(data, np.float32, total, size_bytes - 4 * total))
-        return ReceivedRows(gradients, _those(found[:, tables : tables + asked], ids))
+        kinds, wanted = words[2 : 2 + 4 * count : 4], found[:, tables : tables + asked]
+        optional = np.minimum(kinds[(kinds & 0xFFFF) == Kind.WANTED] >> 16, wanted[rows.RECEIVED_COUNT])
+        return ReceivedRows(gradients, _those(wanted, ids, optional=optional))
 
     def _problem(self, data: memoryview, buckets: range, *, may_push: bool) -> Exception:
         try:

@@ -96,14 +96,8 @@ def size_of(table: row_records.Table) -> int:
 
 def layouts_of(spec: TableSpec, slot_words: int) -> tuple[list[int], list[int]]:
     """Return the layouts of two kinds of records: rows and waiting ids (see ``kernels.row_records``)."""
-    evict = spec.evict
-    history = (
-        spec.counts_updates,
-        evict is not None and evict.needs_version,
-        evict is not None and evict.needs_epoch,
-    )
     at, layout, waiting, waiting_at = 2, [0], [0, 2], 3
-    for place, has in enumerate(history):
+    for place, has in enumerate(spec.history):
         layout.append(at if has else -1)
         at += has
         if place:

@@ -24,7 +24,7 @@ from flightedl.domain.tables.spec import TableSpec, batch_seed
 from flightedl.messages.parameters import Outcome
 from flightedl.pserver.copier import Copier
 from flightedl.pserver.rows.tables import RowCut, RowTables, TableRows
-from flightedl.pserver.rows.values import NO_ROWS, Numbers
+from flightedl.pserver.rows.values import NO_ROWS, Floats, Numbers
 from flightedl.wire.rows import OutgoingBlocks
 from flightedl.wire.table_rows import NOTHING, Ids, Kind, Section, decode_sections, encode_sections, rows_payload
 
@@ -137,7 +137,6 @@ class RowSpan(SpanPlace):
             received.gradients,
             version=effect.to_version,
             epoch=self.epoch,
-            number=effect.number,
             scale=effect.scale,
             rate_factor=effect.rate_factor,
             seed=_seed_of(effect),
@@ -159,7 +158,6 @@ class RowSpan(SpanPlace):
         self.rows.update_round(
             version=effect.to_version,
             epoch=self.epoch,
-            number=effect.number,
             scale=scales if effect.is_mean else effect.scale,
             rate_factor=effect.rate_factor,
             seed=_seed_of(effect),
@@ -177,18 +175,30 @@ class RowSpan(SpanPlace):
             return OutgoingBlocks(numbers, version, outcome, NOTHING, ())
         payload, values = rows_payload(wanted.tables.tolist(), wanted.dims.tolist(), wanted.counts.tolist())
         found = self.rows.read_all(wanted, version, self.epoch, values)
+        if wanted.optional.any():
+            self._clear_optional(version, wanted, values)
         if unknown := list(self._unknown_of(version, wanted, found)):
             dims = np.array([spec.dim for spec in self.rows.specs], np.int64)
             sections = decode_sections(payload.data, dims, (Kind.ROWS,))
             payload = encode_sections([*sections, *unknown])
         return OutgoingBlocks(numbers, version, outcome, payload, ())
 
+    def _clear_optional(self, version: int, wanted: TableRows, values: Floats) -> None:
+        """Write zeros for optional ids that have no row."""
+        for one, count, start in zip(wanted, wanted.optional.tolist(), wanted.value_starts.tolist(), strict=True):
+            dim = self.rows.specs[one.table].dim
+            row = np.empty((1, dim), np.float32)
+            for place in range(count):
+                if not self.rows.read(one.table, one.ids[place : place + 1], version, self.epoch, row):
+                    values[start + place * dim : start + (place + 1) * dim] = 0
+
     def _unknown_of(self, version: int, wanted: TableRows, found: Numbers) -> Iterator[Section]:
         """Yield ids without a row in tables where this is an error. ``found`` counts the ids that have a row."""
         is_lacking = found < wanted.counts
         for place, one in enumerate(wanted) if is_lacking.any() else ():
             if is_lacking[place] and self.rows.specs[one.table].unknown == "error":
-                yield Section(Kind.UNKNOWN, one.table, self._unknown(version, one.table, one.ids))
+                others = one.ids[wanted.optional[place] if wanted.optional.size else 0 :]
+                yield Section(Kind.UNKNOWN, one.table, self._unknown(version, one.table, others))
 
     def _unknown(self, version: int, table: int, ids: Ids) -> Ids:
         value = np.empty((1, self.rows.specs[table].dim), np.float32)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -21,12 +21,12 @@ from flightedl.domain.tables.restoring import FileBuckets, RestoredSpans
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.errors import BusyError, CorruptError, FlightedlError, MessageError, StalePlacementError
 from flightedl.formats.row_batches import TABLE, StoredRows, StoredRowSpan
+from flightedl.messages.status import TableCounts
 from flightedl.pserver.rows.incoming import IncomingRows
 from flightedl.pserver.rows.memory import RowMemory
 from flightedl.pserver.rows.span import ReceivedRows, RowSpan
 from flightedl.pserver.rows.stored import chunk_of
 from flightedl.pserver.rows.tables import CutTable, RowTables
-from flightedl.pserver.rows.values import RowCounts
 from flightedl.pserver.stores import distinct
 from flightedl.wire.parts import ReceivedBlocks
 
@@ -80,15 +80,11 @@ class RowStore:
         del number
         return "rows"
 
-    def counts(self) -> list[RowCounts]:
-        found = []
-        spans, names = distinct(self.spans), [field.name for field in fields(RowCounts)]
-        for number in range(len(self.tables)):
-            counts = []
-            for span in spans:
-                with span.lock:
-                    counts.append(span.rows.counts(number))
-            found.append(RowCounts(**{name: sum(getattr(count, name) for count in counts) for name in names}))
+    def counts(self) -> list[TableCounts]:
+        found = [TableCounts(name=table.name) for table in self.tables]
+        for span in distinct(self.spans):
+            with span.lock:
+                found = [counts.plus(span.rows.counts(number)) for number, counts in enumerate(found)]
         return found
 
     def knows(self, file: str) -> bool:
@@ -152,15 +148,19 @@ class RowStore:
         span = self.spans[numbers.start]
         ranges = around(span.numbers, numbers)
         ranges.remove(numbers)
+        sent = span.rows.sent.pop(self._buckets(numbers).start, np.zeros((), np.int64))
         if len(ranges) == 2:
             middle = ranges[0], numbers, ranges[1]
             before, dropped, after = span.parts(middle, version)
             span.is_split, kept = True, [before, after]
+            before.rows.moved += dropped.rows.counters - sent
             dropped.release()
         elif ranges:
             kept = [RowSpan(ranges[0], self._first, span.rows, self.lock)]
             kept[0].epoch, span.rows.buckets, span.is_split = span.epoch, kept[0].buckets, True
+            span.rows.moved -= sent
             self._leftovers.append((span.rows, [*self._buckets(numbers)]))
+            span.rows.foreign[self._leftovers[-1][1]] = True
         else:
             kept = []
             span.release()
@@ -254,7 +254,13 @@ class RowStore:
         return self._taken.positions
 
     def restore(self, stored: FileBuckets | StoredRows | StoredRowSpan) -> None:
-        """Restore one record of a checkpoint. In each file, ``FileBuckets`` precede the rows."""
+        """Restore one record of a checkpoint. In each file, ``FileBuckets`` precede the rows.
+
+        Must be called before the store is used.
+
+        Raises:
+            CorruptError: The record does not match the tables.
+        """
         if not self.spans:
             raise CorruptError("a file has rows of tables, but the job has no tables")
         (span,) = distinct(self.spans)

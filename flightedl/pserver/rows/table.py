@@ -13,6 +13,7 @@ from flightedl.domain.tables.spec import TableSpec
 from flightedl.kernels import row_cuts, row_handles, row_records, row_rules, rows
 from flightedl.kernels.compiled import half_kernels
 from flightedl.kernels.compiled_rows import RowPush, init_numbers, row_kernel
+from flightedl.messages.status import TableCounts
 from flightedl.pserver.rows.layout import layouts_of, new_table, size_of
 from flightedl.pserver.rows.norms import SmallRows
 from flightedl.pserver.rows.values import (
@@ -21,7 +22,6 @@ from flightedl.pserver.rows.values import (
     Floats,
     Ids,
     RowChunk,
-    RowCounts,
     bit_words,
     either_bits,
     slots_of_new_rows,
@@ -40,22 +40,15 @@ _LEAST_SKETCH_BYTES = 64 * BUCKETS
 _NEVER = -(1 << 62)
 
 
-def _compile_for(spec: TableSpec) -> None:
-    wanted: list[Callable[..., Any]] = [
-        rows.received,
-        rows.make,
-        row_cuts.scatter,
-        row_cuts.collect,
-        row_cuts.next_wanted,
-        row_cuts.those_in,
-    ]
+def loops_of(spec: TableSpec) -> list[Callable[..., Any]]:
+    """Return the loops that lookups and pushes of a table call."""
+    wanted: list[Callable[..., Any]] = [rows.gather, rows.received, rows.make, row_cuts.scatter]
     wanted += [row_rules.first_values, row_rules.combine]
     if spec.admit_after > 1:
         wanted.append(rows.wait if spec.admission == "exact" else rows.count_in_sketch)
     if spec.evict is not None:
-        wanted += [rows.advance, rows.give_up, rows.sweep, row_cuts.existing, row_cuts.remove]
-    for loop in wanted:
-        row_kernel(loop)
+        wanted += [rows.advance, rows.give_up, rows.sweep]
+    return wanted
 
 
 class RowTable:
@@ -67,6 +60,7 @@ class RowTable:
         memory_bytes: Maximum memory of the rows.
         handle: Filled with the table's handle; see ``kernels.row_handles``.
         shifts: Shifts of the store's buckets; see ``kernels.row_records``.
+        foreign: As in ``RowTables``.
     """
 
     def __init__(
@@ -76,9 +70,11 @@ class RowTable:
         memory_bytes: int,
         handle: npt.NDArray[np.int64],
         shifts: npt.NDArray[np.int64],
+        foreign: npt.NDArray[np.bool_],
     ) -> None:
         self.spec = spec
         self.number = number
+        self.foreign = foreign
         self._limit = spec.bucket_limit or 0
         #: See ``kernels.row_records``.
         self.ages = np.zeros(row_records.AGES * BUCKETS, np.int64)
@@ -110,7 +106,8 @@ class RowTable:
         self._changed = [np.empty(0, np.uint64), np.empty(0, np.uint64)]
         #: For each record, the feed number of its last change; None until the feed is first read.
         self._numbers: npt.NDArray[np.uint32] | None = None
-        _compile_for(spec)
+        for loop in loops_of(spec):
+            row_kernel(loop)
         #: True if rows may expire.
         self.expires = evict is not None and (evict.needs_version or evict.needs_epoch)
 
@@ -224,7 +221,7 @@ class RowTable:
     def size_bytes(self) -> int:
         return size_of(self.rows) + size_of(self.waiting) + self.sketch.nbytes
 
-    def counts(self, version: int, epoch: int) -> RowCounts:
+    def counts(self, version: int, epoch: int) -> TableCounts:
         """Return the table's statistics, without reads. ``version`` and ``epoch`` are those of the last push."""
         state, waiting = self.rows.state, self.waiting.state
         live = int(state[row_records.USED])
@@ -235,12 +232,21 @@ class RowTable:
         elif self.rows.by_version.size:
             live = min(live, int(state[row_records.LIVE]))
         if self.rows.by_epoch.size:
-            oldest = self.oldest(0, epoch)[1]
-            live = min(live, int(self.rows.by_epoch[oldest : epoch + 1].sum()))
-        return RowCounts(
-            live,
-            self.size_bytes,
-            int(waiting[row_records.USED]),
+            first_epoch = self.oldest(0, epoch)[1]
+            live = min(live, int(self.rows.by_epoch[first_epoch : epoch + 1].sum()))
+        # Ids that wait are counted even if they have expired, as long as they are in memory.
+        waiting_count = int(waiting[row_records.USED])
+        if self.foreign.any():
+            buckets, oldest = np.flatnonzero(self.foreign).tolist(), self.oldest(version, epoch)
+            records = self._those_in(self.rows, buckets)
+            chunk = self.chunk_of(self.rows.words, records, is_waiting=False, has_values=False)
+            live -= self.existing(chunk, self.oldest_of_buckets(oldest[0]), oldest[1]).ids.size
+            waiting_count -= self._those_in(self.waiting, buckets).size
+        return TableCounts(
+            name=self.spec.name,
+            rows=live,
+            size_bytes=self.size_bytes,
+            waiting=waiting_count,
             created=int(state[row_records.CREATED]),
             not_admitted=int(state[row_records.NOT_ADMITTED] + waiting[row_records.NOT_ADMITTED]),
             refused=int(state[row_records.REFUSED] + waiting[row_records.REFUSED]),
@@ -313,7 +319,10 @@ class RowTable:
             table = self.part(is_waiting=is_waiting)
             table.dirty[: bit_words(table)] = 0
 
-    def chunk_of(self, words: npt.NDArray[np.uint32], records: npt.NDArray[np.int64], *, is_waiting: bool) -> RowChunk:
+    def chunk_of(
+        self, words: row_records.Words, records: row_records.Records, *, is_waiting: bool, has_values: bool = True
+    ) -> RowChunk:
+        """Return the content of records. Waiting ids have no values. ``has_values=False`` omits those of rows, too."""
         table = self.part(is_waiting=is_waiting)
         layout = table.layout
 
@@ -323,9 +332,9 @@ class RowTable:
             return read_records(table, words, int(layout[field]), 1, records).reshape(-1)
 
         ids = read_records(table, words, 0, 2, records).view(np.uint64).reshape(-1)
-        slots = read_records(
-            table, words, int(layout[row_records.AT_SLOTS]), 0 if is_waiting else self._first_slots.size, records
-        )
+        has_values = has_values and not is_waiting
+        slot_count = self._first_slots.size if has_values else 0
+        slots = read_records(table, words, int(layout[row_records.AT_SLOTS]), slot_count, records)
         values: npt.NDArray[Any] = np.empty((records.size, 0), np.uint16 if self.half else np.float32)
         return RowChunk(
             self.number,
@@ -335,7 +344,7 @@ class RowTable:
             column(row_records.AT_VERSION),
             column(row_records.AT_EPOCH),
             slots.view(np.float32),
-            values if is_waiting else self.values_of(words, records),
+            self.values_of(words, records) if has_values else values,
         )
 
     def restore(self, chunk: RowChunk) -> None:
@@ -366,21 +375,22 @@ class RowTable:
         found = []
         for is_waiting in (False, True):
             table = self.part(is_waiting=is_waiting)
-            records = np.empty(int(table.state[row_records.USED]), np.int64)
-            count = 0
-            for bucket in buckets if records.size else ():
-                count += row_kernel(row_cuts.those_in)(table, bucket, self.salt, records[count:])
-            chunk = self.chunk_of(table.words, records[:count], is_waiting=is_waiting)
+            records = self._those_in(table, buckets)
+            chunk = self.chunk_of(table.words, records, is_waiting=is_waiting)
             found.append(self.existing(chunk, self.oldest_of_buckets(oldest[0]), oldest[1]))
-            row_kernel(row_cuts.remove)(table, records[:count], self.salt)
+            row_kernel(row_cuts.remove)(table, records, self.salt)
         return found
+
+    def _those_in(self, table: row_records.Table, buckets: Iterable[int]) -> npt.NDArray[np.int64]:
+        records, count = np.empty(int(table.state[row_records.USED]), np.int64), 0
+        for bucket in buckets if records.size else ():
+            count += row_kernel(row_cuts.those_in)(table, bucket, self.salt, records[count:])
+        return records[:count]
 
     def discard(self, bucket: int) -> None:
         """Remove the rows and waiting ids of a bucket."""
         for table in (self.rows, self.waiting):
-            records = np.empty(int(table.state[row_records.USED]), np.int64)
-            count = row_kernel(row_cuts.those_in)(table, bucket, self.salt, records) if records.size else 0
-            row_kernel(row_cuts.remove)(table, records[:count], self.salt)
+            row_kernel(row_cuts.remove)(table, self._those_in(table, [bucket]), self.salt)
 
     def give_up(self, buckets: Sequence[int], versions: npt.NDArray[np.int64]) -> None:
         """In each of these buckets, evict the rows whose version is lower than the given one."""

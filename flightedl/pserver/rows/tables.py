@@ -1,6 +1,6 @@
 """Rows of embedding tables in a range of buckets: reads, updates, rounds, cuts.
 
-``flightedl.testing.reference_table`` specifies how a row behaves; this module is the fast and compact implementation.
+``tests.support.reference_table`` specifies how a row behaves; this module is the fast and compact implementation.
 All buckets of a store have the same history. A pserver has a separate store for each range of buckets with a different
 history.
 
@@ -31,10 +31,11 @@ released during calls.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from flightedl.domain.checkpoint.changes import ChangesSince
 from flightedl.domain.exactly_once.batches import Batch
@@ -46,6 +47,7 @@ from flightedl.kernels.compiled_rows import RowPush, row_kernel
 from flightedl.kernels.plain import index_size
 from flightedl.kernels.row_handles import HANDLE_SIZE
 from flightedl.kernels.row_records import MAX_CUTS
+from flightedl.messages.status import COUNTERS, TableCounts
 from flightedl.pserver.rows.calls import RowCalls
 from flightedl.pserver.rows.cut import ChangedSince, RowChanges, RowCut, changes_of, merged, unsettled
 from flightedl.pserver.rows.memory import ADDRESS_BYTES, RowMemory, machine_bytes
@@ -57,13 +59,12 @@ from flightedl.pserver.rows.values import (
     MovedBuckets,
     Numbers,
     RowChunk,
-    RowCounts,
     TableGradients,
     TableRows,
     either_bits,
 )
 
-__all__ = ["ChangedSince", "CutTable", "RowChunk", "RowCounts", "RowCut", "RowTables", "TableGradients", "TableRows"]
+__all__ = ["ChangedSince", "CutTable", "RowChunk", "RowCut", "RowTables", "TableGradients", "TableRows"]
 
 
 _NO_IDS: Ids = np.empty(0, np.uint64)
@@ -96,14 +97,21 @@ class RowTables:
         handles = np.zeros((len(self.specs), HANDLE_SIZE), np.int64)
         #: (buckets,) Difference between each bucket's version and the store's (see ``kernels.row_records``).
         self.shifts = np.zeros(BUCKETS, np.int64)
+        #: (buckets,) True for buckets that have moved away, until their rows are discarded. Cuts and counts omit them.
+        self.foreign = np.zeros(BUCKETS, np.bool_)
         self._tables = [
-            RowTable(spec, number, each, handles[number], self.shifts) for number, spec in enumerate(self.specs)
+            RowTable(spec, number, each, handles[number], self.shifts, self.foreign)
+            for number, spec in enumerate(self.specs)
         ]
         self._calls = RowCalls(self._tables, handles)
         #: Version and epoch of the most recent push.
         self._version = self._epoch = 0
         #: For each table: number of ids that were read, and how many of them had a row.
         self._reads, self._hits = np.zeros((2, len(self.specs)), np.int64)
+        #: (tables, ``COUNTERS``) Counters that came with buckets of other spans, minus those that left with buckets.
+        self.moved = np.zeros((len(self.specs), len(COUNTERS)), np.int64)
+        #: First of some buckets -> their counters, as last sent to another pserver.
+        self.sent: dict[int, Numbers] = {}
         self._size_bytes = 0
         self._note_size()
         self._round: list[_Contribution] = []
@@ -149,7 +157,6 @@ class RowTables:
         *,
         version: int,
         epoch: int,
-        number: int,
         scale: float | Mapping[int, float] = 1.0,
         rate_factor: float = 1.0,
         seed: int = 0,
@@ -158,15 +165,14 @@ class RowTables:
 
         Args:
             push: Gradients by table.
-            version: Version after this update.
+            version: Version after this update. Schedules give the rate of the version before it.
             epoch: Highest epoch of all batches applied so far, including the batches of this update.
-            number: Number of the span's earlier updates.
             scale: Factor of the gradients, or one factor for each table in the push.
             rate_factor: Factor of the learning rate.
             seed: Seed of stochastic rounding: the ``batch_seed`` of the batch.
         """
         pushed = push if isinstance(push, TableRows) else TableRows.of(push)
-        common = RowPush(version, epoch, number, rate_factor, seed)
+        common = RowPush(version, epoch, rate_factor, seed)
         self._version, self._epoch = version, epoch
         for table, gradients, missing in self._calls.update(pushed, common, scale):
             self._make(table, gradients, common, missing, scale)
@@ -211,7 +217,6 @@ class RowTables:
         *,
         version: int,
         epoch: int,
-        number: int,
         scale: float | Mapping[int, float] = 1.0,
         rate_factor: float = 1.0,
         seed: int = 0,
@@ -220,9 +225,8 @@ class RowTables:
         """Apply the sum of all contributions to the open round.
 
         Args:
-            version: Version after this update.
+            version: Version after this update. Schedules give the rate of the version before it.
             epoch: Highest epoch of all batches applied so far.
-            number: Number of the span's earlier updates.
             scale: Factor of the gradients, or one factor for each table in the round, because a mean includes only
                 batches that pushed to the table.
             rate_factor: Factor of the learning rate.
@@ -240,15 +244,24 @@ class RowTables:
             push,
             version=version,
             epoch=epoch,
-            number=number,
             scale={table: by[table] * weight for table, weight in weights.items()},
             rate_factor=rate_factor,
             seed=seed,
         )
 
-    def counts(self, table: int) -> RowCounts:
+    def counts(self, table: int) -> TableCounts:
         counts = self._tables[table].counts(self._version, self._epoch)
-        return replace(counts, reads=int(self._reads[table]), hits=int(self._hits[table]))
+        counts = replace(counts, reads=int(self._reads[table]), hits=int(self._hits[table]))
+        moved = zip(COUNTERS, self.moved[table].tolist(), strict=True)
+        return replace(counts, **{name: getattr(counts, name) + number for name, number in moved})
+
+    @property
+    def counters(self) -> Numbers:
+        """The counters of all tables, (tables, ``COUNTERS``)."""
+        counts = map(self.counts, range(len(self.specs)))
+        return np.array([[getattr(each, name) for name in COUNTERS] for each in counts], np.int64).reshape(
+            self.moved.shape
+        )
 
     @property
     def size_bytes(self) -> int:
@@ -458,6 +471,7 @@ class RowTables:
         found = [chunk for table in self._tables for chunk in table.release(those, table.oldest(version, epoch))]
         moved = self.state_of(those, version, epoch)._replace(chunks=tuple(found))
         self._reset(those)
+        self.moved -= moved.counters
         return moved
 
     def state_of(self, buckets: Sequence[int], version: int, epoch: int) -> MovedBuckets:
@@ -465,7 +479,8 @@ class RowTables:
         those = list(buckets)
         given_up = np.array([table.given_up[those] for table in self._tables])
         sketches = tuple(table.sketch.reshape(BUCKETS, -1)[those] for table in self._tables)
-        return MovedBuckets(tuple(those), version + self.shifts[those], epoch, given_up, sketches, ())
+        self.sent[those[0]] = counters = self.counters * len(those) // len(self.buckets)
+        return MovedBuckets(tuple(those), version + self.shifts[those], epoch, given_up, sketches, (), counters)
 
     def _reset(self, buckets: Sequence[int]) -> None:
         self.shifts[buckets] = 0
@@ -477,12 +492,13 @@ class RowTables:
         for table in self._tables:
             table.discard(bucket)
         self._reset([bucket])
+        self.foreign[bucket] = False
 
     def stage_state(self, moved: MovedBuckets, version: int) -> None:
         """Set the state of buckets being copied from another pserver. Called before the first rows and at the end.
 
         Args:
-            moved: Versions, epoch and ``given_up`` of the buckets.
+            moved: Versions, epoch, ``given_up`` and counters of the buckets.
             version: Version of the span.
         """
         those = list(moved.buckets)
@@ -490,6 +506,7 @@ class RowTables:
         for table, given_up in zip(self._tables, moved.given_up, strict=True):
             table.give_up(those, given_up)
         self._adopted[those] = True
+        self.moved[:] = moved.counters
         self._version, self._epoch = version, max(self._epoch, moved.epoch)
 
     def staged(self) -> None:
@@ -532,6 +549,7 @@ class RowTables:
             table.sketch.reshape(BUCKETS, -1)[those] = sketch
         for chunk in moved.chunks:
             self.stage(chunk)
+        self.moved += moved.counters
         self._epoch = max(self._epoch, moved.epoch)
         self._adopted[those] = True
         self.arrived[those] = self.feed_number

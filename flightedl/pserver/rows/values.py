@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,6 +57,8 @@ class TableRows:
     ids: Ids
     #: Gradients of all tables, flat.
     gradients: Floats
+    #: (n,) Number of optional ids, which precede the table's others; see ``wire.table_rows``. Empty if all are zero.
+    optional: Numbers = field(default_factory=lambda: NO_SHIFTS)
 
     @classmethod
     def of(cls, push: Sequence[TableGradients]) -> TableRows:
@@ -96,7 +98,9 @@ class TableRows:
         found = buckets_of(self.ids[order], salts)
         is_mine = (found >= buckets.start) & (found < buckets.stop)
         before = np.append(0, np.cumsum(is_mine))
-        counts = before[np.cumsum(self.counts)] - before[begins(self.counts)]
+        first = before[begins(self.counts)]
+        counts = before[np.cumsum(self.counts)] - first
+        optional = before[begins(self.counts) + self.optional] - first if self.optional.size else self.optional
         gradients = _NO_FLOATS
         if self.gradients.size:
             gradients = self.gradients[_all_of(self.value_starts, self.counts * self.dims)]
@@ -109,6 +113,7 @@ class TableRows:
             begins(counts * self.dims),
             self.ids[order][is_mine],
             gradients,
+            optional,
         )
 
 
@@ -126,27 +131,6 @@ def _all_of(starts: Numbers, counts: Numbers) -> Numbers:
 
 #: Rows of no table.
 NO_ROWS = TableRows.of(())
-
-
-@dataclass(frozen=True, slots=True)
-class RowCounts:
-    """Statistics of one table. ``reads`` and all later counts start at 0 in a new store, and may be lost."""
-
-    #: Number of rows after the most recent update, and their memory including slots and index.
-    rows: int = 0
-    size_bytes: int = 0
-    #: Number of ids waiting for admission.
-    waiting: int = 0
-    #: Number of ids that were read, and how many of them had a row.
-    reads: int = 0
-    hits: int = 0
-    #: Number of rows created.
-    created: int = 0
-    #: Number of gradients dropped because their id had not been admitted yet, or because memory was full.
-    not_admitted: int = 0
-    refused: int = 0
-    #: Number of rows that were found expired, or that cuts removed.
-    evicted: int = 0
 
 
 class RowChunk(NamedTuple):
@@ -186,6 +170,8 @@ class MovedBuckets(NamedTuple):
     sketches: tuple[npt.NDArray[np.uint8], ...]
     #: Rows and waiting ids of all tables.
     chunks: tuple[RowChunk, ...]
+    #: (tables, ``COUNTERS``) Share of the buckets in the counters of their span.
+    counters: Numbers
 
 
 @dataclass(frozen=True, slots=True)

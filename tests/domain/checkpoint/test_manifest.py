@@ -128,6 +128,16 @@ def test_bases_of_kept_increments_are_kept():
     assert gone(names, latest=9, keep=1, keep_every=4) == {1, 2, 5, 6, 7}, "they may have been kept by other rules"
 
 
+def test_a_checkpoint_based_on_deleted_files_loses_its_manifest():
+    """Two pservers whose chains have different bases: 3 is needed only as a base of 5, and is itself based on 1."""
+    chained = ["c-3/shard-1-of-2-1-1-on-1.arrow", "c-4/shard-0-of-2-1-1-on-3.arrow", "c-5/shard-0-of-2-1-1-on-3.arrow"]
+    names = [*files(*range(1, 6)), *chained]
+    found = deletable(names, latest=5, keep=2, keep_every=None)
+    assert {number_of(name) for name in found} == {1, 2, 3}
+    assert [name for name in found if name.startswith("c-3")] == ["c-3/manifest.json"]
+    assert gone(names, latest=5, keep=2, keep_every=3) == set(), "3 lasts, with its base"
+
+
 def test_an_increment_needs_its_links():
     links = (
         Link(number=1, name="c-1/shard-0-of-1-1-1.arrow", size_bytes=7, hash="1" * 32, row_bytes=5),

@@ -108,7 +108,7 @@ class Pushed:
             self.cut.marked((block,), [(batch, STEPS)])
         self.steps[member, block] += 1
         if rounds.closable():
-            self.values[block] |= set(rounds.held_batches)
+            self.values[block] |= {held for held, _ in rounds.held}
             rounds.close()
         self.look(block)
 

@@ -4,9 +4,9 @@ from collections.abc import Iterable
 
 import pytest
 
-from flightedl.testing.simulation.planted import Edit, answers, bug, planted, rewrites, swaps
 from tests.domain.moving.world import Limits, World, first_world, steps, wrong
 from tests.exploration import Explored, ViolationError, explore
+from tests.simulation.cores.planted import Edit, answers, bug, planted, rewrites, swaps
 
 _SERVER = "domain.moving.server:MovingBlocks."
 _DIRECTOR = "domain.moving.director:Director."
@@ -68,7 +68,7 @@ BUGS: dict[str, tuple[str, tuple[Edit, ...]]] = {
     ),
     "an audit puts answers of two versions together": (
         "two batches",
-        (answers(f"{_SERVER}answers_for", "True"),),
+        (answers("tests.domain.moving.world:answers_for", "True"),),
     ),
     "an audit begins while a block moves": (
         "two batches",

@@ -13,9 +13,9 @@ from flightedl.domain.moving.standby import (
     index_to_follow,
     keeps_following,
 )
-from flightedl.testing.simulation.planted import Edit, answers, bug, planted, swaps
 from tests.domain.moving.standby_world import Limits, first_world, is_end, steps, wrong
 from tests.exploration import Explored, ViolationError, explore
+from tests.simulation.cores.planted import Edit, answers, bug, planted, swaps
 
 _CORE = "domain.moving.standby:"
 

@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from flightedl.domain.moving.director import Director
-from flightedl.domain.moving.server import MovingBlocks, Serves, State, state_to_load
+from flightedl.domain.moving.server import MovingBlocks, Serves, State
 from flightedl.domain.moving.values import (
     Acknowledged,
     Adopt,
@@ -252,7 +252,7 @@ def _steps_of_process(world: World, process: Process) -> Iterator[tuple[str, Wor
         world.has_order
         and process.index not in world.saved
         and is_present
-        and _core(process).answers_for(world.placement.version)
+        and answers_for(process, world.placement.version)
     ):
         # One file for each block that the process has now.
         files = {(process.index, each.block, each.applied) for each in process.contents}
@@ -262,17 +262,27 @@ def _steps_of_process(world: World, process: Process) -> Iterator[tuple[str, Wor
         )
 
 
+def answers_for(process: Process, version: int) -> bool:
+    """True if the process has the blocks that this version of the placement assigns to it.
+
+    A request to all pservers, such as an audit or a checkpoint, names a version of the placement. A process that knows
+    only an older version reads the placement before it answers, so that answers for different versions are never
+    combined.
+    """
+    return process.moves.version == version
+
+
 def _answers(world: World, process: Process) -> bool:
     is_present = world.keys[process.index] == process.generation
-    return is_present and _core(process).answers_for(world.placement.version)
+    return is_present and answers_for(process, world.placement.version)
 
 
 def _load(world: World, process: Process) -> World:
     """Read the placement, and load the blocks of a process from the newest checkpoint."""
     holder = world.keys[process.index] or None
-    moves = state_to_load(process.index, process.generation, world.revision, world.placement, holder)
-    if moves is None:
+    if holder != process.generation:
         return _without(world, process)
+    moves = State(tuple(world.placement.blocks_of(process.index)), world.revision, world.placement.version)
     contents = tuple(Content(block, world.checkpoint[block]) for block in moves.blocks)
     return _with_process(world, replace(process, moves=moves, contents=contents))
 
@@ -549,7 +559,7 @@ def _audit_answers(world: World) -> Iterator[tuple[str, World]]:
         index = process.index
         if process.moves is None or master.seen[index] != process.generation or master.audit[index] is not None:
             continue
-        if not _core(process).answers_for(master.placement.version):
+        if not answers_for(process, master.placement.version):
             continue
         having = everything
         for content in process.contents:
