@@ -115,10 +115,14 @@ def notice_in(cloud: str, identity: str, answers: Sequence[str]) -> Notice | Non
 
 
 def _notice_of_aws(spot: str, rebalance: str = "") -> Notice | None:
-    if spot:
-        found = from_json(spot, _SpotAction)
-        return Notice(f"spot interruption: {found.action} at {found.time}")
-    return Notice("the spot instance is at elevated risk of interruption") if rebalance else None
+    risk = Notice("the spot instance is at elevated risk of interruption") if rebalance else None
+    try:
+        found = from_json(spot, _SpotAction) if spot else None
+    except ValueError:
+        if risk is None:
+            raise
+        return risk
+    return risk if found is None else Notice(f"spot interruption: {found.action} at {found.time}")
 
 
 def _notice_of_azure(machine: str, document: str) -> Notice | None:
@@ -132,6 +136,6 @@ def _notice_of_azure(machine: str, document: str) -> Notice | None:
 
 def notice_of_node(node: Mapping[str, Any]) -> Notice | None:
     """Return the notice in the taints of a node, given in the JSON form of the Kubernetes API."""
-    keys = (str(taint.get("key", "")) for taint in node.get("spec", {}).get("taints", []))
+    keys = (str(taint.get("key", "")) for taint in (node.get("spec") or {}).get("taints") or [])
     found = next((key for key in keys if key.startswith(_TAINTS)), None)
     return None if found is None else Notice(f"the node has the taint {found}")

@@ -10,7 +10,16 @@ from __future__ import annotations
 import errno
 from dataclasses import dataclass
 
-from flightedl.errors import FlightedlError, OutcomeUnknownError, ReplacedError, UnregisteredError
+from flightedl.errors import (
+    ExhaustedError,
+    Fault,
+    FlightedlError,
+    MachineError,
+    OutcomeUnknownError,
+    ReplacedError,
+    UnregisteredError,
+    UnsupportedError,
+)
 
 #: Errors of a store's library that has found no credentials.
 CREDENTIALS_ERRORS = frozenset({"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"})
@@ -19,6 +28,10 @@ _PERMANENT_OF_FILES = (FileNotFoundError, FileExistsError, IsADirectoryError, No
 _MISTAKES = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 _PERMANENT_NAMES = CREDENTIALS_ERRORS | {"ParamValidationError"}
 _PERMANENT_ERRNOS = frozenset({errno.EINVAL, errno.ELOOP, errno.ENAMETOOLONG, errno.EROFS})
+#: Errors of a machine's memory, open files and disks, which neither a store nor the content of a file has caused.
+_MACHINE_ERRNOS = frozenset(
+    {errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC}
+)
 #: HTTP status codes: request timeout, too early, too many requests.
 _TRANSIENT_CLIENT_STATUSES = frozenset({408, 425, 429})
 
@@ -37,6 +50,26 @@ def is_transient(error: BaseException) -> bool:
     if isinstance(status, int) and 400 <= status < 500:
         return status in _TRANSIENT_CLIENT_STATUSES
     return not (isinstance(error, OSError) and error.errno in _PERMANENT_ERRNOS)
+
+
+def machine_error(error: BaseException, what: str) -> MachineError | None:
+    """Return the error to raise if this machine has caused ``error``, otherwise None. ``what`` begins the message."""
+    text = (" ".join(str(error).split()) or type(error).__name__)[:300]
+    if isinstance(error, MachineError):
+        return error
+    if isinstance(error, MemoryError):
+        return ExhaustedError(f"{what}: this machine has too little free memory ({text})")
+    if isinstance(error, OSError) and error.errno in _MACHINE_ERRNOS:
+        return ExhaustedError(f"{what}: this machine's limits or disks prevent it ({text})")
+    if isinstance(error, ImportError):
+        return UnsupportedError(f"{what}: this machine lacks a package ({text}); install it")
+    return None
+
+
+def fault_of(error: BaseException) -> Fault:
+    """Return what is at fault for an error that occurred while a batch was read or processed; empty if unknown."""
+    found = error if isinstance(error, FlightedlError) else machine_error(error, "")
+    return "" if found is None else found.fault
 
 
 @dataclass(frozen=True, slots=True)

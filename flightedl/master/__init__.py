@@ -17,7 +17,7 @@
   to a file
 * ``reading``: where clients can read parameters and tables
 * ``progress``: sums over trainers' reports; ``journal``: recent events
-* ``status``: the job's status; ``groups``: the status of a group; ``history``: curves over time
+* ``status``: the job's status; ``history``: curves over time
 * ``metrics``: metrics for Prometheus; ``page``: the job's web page
 
 A trainer's ticket arrives in ``flight``. ``tasks`` passes it to ``state``, which applies it to the core, waits until

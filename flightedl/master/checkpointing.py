@@ -10,25 +10,29 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
 
 from msgspec.structs import replace
 
 from flightedl.domain.checkpoint import manifest as manifests
 from flightedl.domain.checkpoint.manifest import Manifest, manifest_name
 from flightedl.domain.checkpoint.values import MovePointer, Sweep, WriteManifest
-from flightedl.domain.master.effects import StoreWork
+from flightedl.domain.master.effects import Kind, StoreWork
 from flightedl.domain.master.events import ManifestFailed, ManifestWritten, PointerStored
-from flightedl.errors import FlightedlError, NotReadyError
+from flightedl.errors import NotFoundError, NotReadyError
 from flightedl.master.state import JobState
 from flightedl.messages.base import encode
 from flightedl.messages.checkpoints import CheckpointRequest
 from flightedl.messages.declarations import JobDeclaration
 from flightedl.ports import Storage
-from flightedl.process import tracing
+from flightedl.process import machine, tracing
 
 _log = logging.getLogger(__name__)
 
 _DRAIN_SLICE_S = 0.25
+#: File that names the etcd cluster, the host and the time of the newest checkpoint.
+_WRITER = "writer.txt"
 
 
 class CheckpointStore:
@@ -40,6 +44,8 @@ class CheckpointStore:
         self._job = job
         self._work: queue.SimpleQueue[StoreWork | None] = queue.SimpleQueue()
         self._is_stopping = False
+        #: Clusters of etcd whose jobs write here, as far as known: this job's, and those of which users were warned.
+        self._known: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="flightedl-checkpoints", daemon=True)
         self._thread.start()
 
@@ -78,11 +84,8 @@ class CheckpointStore:
 
     def _run(self) -> None:
         while (work := self._work.get()) is not None and not self._is_stopping:
-            try:
-                if self._state.becomes_durable(lambda: self._is_stopping, work.revision):
-                    self._carry_out(work)
-            except Exception:  # noqa: BLE001 - later operations must still be carried out
-                _log.exception("an operation on the checkpoints' storage failed")
+            if self._state.becomes_durable(lambda: self._is_stopping, work.revision):
+                self._carry_out(work)
 
     def _carry_out(self, work: StoreWork) -> None:
         match work.work:
@@ -101,7 +104,10 @@ class CheckpointStore:
                 return
         try:
             with state.lock:
-                data = self._manifest().encode()
+                manifest = self._manifest()
+                data = manifest.encode()
+            self._sign(storage)
+            _require_files(storage, manifest)
             with tracing.lasting("checkpoint", number), tracing.span("checkpoint.publish"):
                 storage.publish(manifest_name(number), [data])
         except Exception as error:  # noqa: BLE001 - the core must learn of any failure of a store
@@ -110,6 +116,23 @@ class CheckpointStore:
             state.apply(ManifestWritten(number, manifests.checksum(data)))
         finally:
             tracing.over("checkpoint", number)
+
+    def _sign(self, storage: Storage) -> None:
+        """Store which job writes here. Warn if another job has written since this master's previous checkpoint."""
+        seen, at = self._state.sighting(), datetime.fromtimestamp(self._state.clock.wall_time(), UTC)
+        if seen is None:
+            return
+        with suppress(NotFoundError):
+            cluster, _, place = storage.read(_WRITER).decode(errors="replace").partition(" ")
+            # A successor of this master uses the same cluster. At the first checkpoint, the other job may have ended.
+            if self._known and cluster not in self._known:
+                self._known.add(cluster)
+                text = f"another job also writes to {storage.url}: {place}. Stop it, or let it write to another URL"
+                _log.warning("checkpoints: %s", text)
+                self._state.journal.add(Kind.CHECKPOINT_TROUBLE, "", f"checkpoints: {text}", is_warning=True)
+        mark = f"{seen.cluster} on host {machine.host_name()} at {at:%Y-%m-%d %H:%M:%S} UTC"
+        storage.publish(_WRITER, [mark.encode()])
+        self._known.add(seen.cluster)
 
     def _manifest(self) -> Manifest:
         core = self._state.core
@@ -141,5 +164,13 @@ class CheckpointStore:
                 going = state.core.checkpointing.checkpoints.deletable(names)
             for name in going:
                 storage.delete(name)
-        except FlightedlError as error:
+        except Exception as error:  # noqa: BLE001 - nothing waits for deletions, and the next sweep repeats them
             _log.warning("cannot delete old checkpoints now; they are deleted later: %s", error)
+
+
+def _require_files(storage: Storage, manifest: Manifest) -> None:
+    """Raise NotFoundError if a pserver has written its file elsewhere, for example because it lacks the mount."""
+    seen = {(file.name, file.size_bytes) for file in storage.list("")}
+    for file in (file for shard in manifest.shards for file in shard.chain):
+        if (file.name, file.size_bytes) not in seen:
+            raise NotFoundError(f"{storage.url} lacks {file.name}: mount one store on all machines")

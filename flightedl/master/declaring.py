@@ -30,6 +30,7 @@ class Declaring:
             NotReadyError: the index is being built, or etcd cannot be written. Repeat the request.
             UsageError: the resumed job has already passed the new last epoch.
         """
+        declared = self._indexing.admitted(declared)
         state, index = self._state, self._indexing.index
         reply = state.declare(declared, lambda: state.begin_dataset(index(declared)))
         assert isinstance(reply, DeclaredDataset), "an indexed dataset is declared"

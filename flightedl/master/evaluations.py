@@ -7,7 +7,7 @@ from collections.abc import Callable
 from flightedl.domain.queue.values import QueueSettings
 from flightedl.errors import DataError, UsageError
 from flightedl.master.indexing import DatasetIndexing, IndexedDataset
-from flightedl.messages.declarations import DeclaredDataset, EvaluationDeclaration
+from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset, EvaluationDeclaration
 
 
 class EvaluationDatasets:
@@ -33,6 +33,10 @@ class EvaluationDatasets:
         if isinstance(wanted, DeclaredDataset) and indexed.reply.index_hash != wanted.index_hash:
             raise DataError(f"the files of the evaluation {name!r} have changed since it began: use another name")
         return indexed
+
+    def admitted(self, declared: DatasetDeclaration) -> DatasetDeclaration:
+        """See ``DatasetIndexing.admitted``."""
+        return self._new_indexing().admitted(declared)
 
     def keep(self, name: str, indexed: IndexedDataset) -> None:
         self._indexing.pop(name, None)

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from flightedl.errors import MessageError
-from flightedl.formats.chunks import CHUNK_SCHEMA, Chunk, chunks_to_batch, chunks_to_rows
+from flightedl.errors import MessageError, UsageError
+from flightedl.formats.chunks import CHUNK_SCHEMA, Chunk, chunks_to_batch, chunks_to_rows, parts_to_rows
 from flightedl.formats.stored_index import PIECES_SCHEMA
 from flightedl.master.service import MasterService
 from flightedl.messages.base import OfJob, SenderOfJob, decode, encode
@@ -138,8 +138,11 @@ class MasterFlight:
         return request
 
     def _get_tasks(self, ticket: bytes, call: Call) -> Answer:
-        reply, pieces, _ = self._service.tasks.exchange(decode(ticket, TasksTicket), call.closing)
-        return Answer(CHUNK_SCHEMA, [chunks_to_batch(chunks) for chunks in pieces], encode(reply))
+        request = decode(ticket, TasksTicket)
+        reply, pieces, _ = self._service.tasks.exchange(request, call.closing)
+        located = [replace(each, chunks=[]) for each in _located(request, reply.assignments, pieces)]
+        batches = [chunks_to_batch(chunks) for chunks in pieces]
+        return Answer(CHUNK_SCHEMA, batches, encode(replace(reply, assignments=located)))
 
     def _get_index(self, _ticket: bytes, _call: Call) -> Answer:
         return Answer(PIECES_SCHEMA, self._service.tasks.index_pieces(), b"")
@@ -149,7 +152,11 @@ class MasterFlight:
         with tracing.serves("master", "tasks", request.traceparent):
             reply, pieces, ahead = self._service.tasks.exchange(request, call.closing)
         return encode(
-            replace(reply, assignments=_located(reply.assignments, pieces), ahead=_located(reply.ahead, ahead))
+            replace(
+                reply,
+                assignments=_located(request, reply.assignments, pieces),
+                ahead=_located(request, reply.ahead, ahead),
+            )
         )
 
     def _info(self, command: bytes, call: Call) -> Endpoints:
@@ -157,16 +164,21 @@ class MasterFlight:
         match verb_of(command):
             case "read":
                 return self._service.locations.endpoints(command, call)
-            case "changes":
+            case "changes" | "parameters" as verb:
+                kind, schema = (ChangesTicket, CHANGES_SCHEMA) if verb == "changes" else (PullTicket, VALUES_SCHEMA)
                 plan_hash, addresses = self._service.parameter_servers()
-                ticket = encode(ChangesTicket(plan_hash=plan_hash))
-                return Endpoints(CHANGES_SCHEMA, tuple(Endpoint(ticket, (address,)) for address in addresses))
-            case "parameters":
-                plan_hash, addresses = self._service.parameter_servers()
-                ticket = encode(PullTicket(plan_hash=plan_hash))
-                return Endpoints(VALUES_SCHEMA, tuple(Endpoint(ticket, (address,)) for address in addresses))
+                ticket = encode(kind(plan_hash=plan_hash))
+                return Endpoints(schema, tuple(Endpoint(ticket, (address,)) for address in addresses))
         raise MessageError("the verb of a command of GetFlightInfo is read, changes or parameters")
 
 
-def _located(assignments: list[Assignment], pieces: list[list[Chunk]]) -> list[Assignment]:
-    return [replace(each, chunks=chunks_to_rows(chunks)) for each, chunks in zip(assignments, pieces, strict=True)]
+def _located(ticket: TasksTicket, assignments: list[Assignment], pieces: list[list[Chunk]]) -> list[Assignment]:
+    parts = [parts_to_rows(chunks) for chunks in pieces]
+    if any(parts) and not ticket.reads_parts:
+        raise UsageError(
+            "tasks have parts of chunks, which this trainer cannot read: declare shuffle_bytes 0, or update"
+        )
+    return [
+        replace(each, chunks=chunks_to_rows(chunks), parts=of_chunks)
+        for each, chunks, of_chunks in zip(assignments, pieces, parts, strict=True)
+    ]

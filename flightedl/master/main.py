@@ -8,6 +8,7 @@ lease and should be restarted as a standby, and 3 if etcd was restored from an o
 
 from __future__ import annotations
 
+import contextlib
 import logging
 
 from flightedl.adapters.patience import PatientStorage, Persistence
@@ -18,15 +19,18 @@ from flightedl.coordination.directory import Directory
 from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.lives import JobCoordinator
 from flightedl.coordination.process import ServerProcess, run_server
+from flightedl.coordination.records import ServerRecord
 from flightedl.domain.retries import BRIEF
-from flightedl.errors import FencedError, UsageError
+from flightedl.errors import FencedError, UnavailableError, UsageError
+from flightedl.formats.dataset_spec import moved_folders
 from flightedl.master import continuity, resuming
 from flightedl.master.flight import MasterFlight
 from flightedl.master.metrics import MEASURES, figures
 from flightedl.master.page.answers import JobPage
 from flightedl.master.recovery import read_state
 from flightedl.master.service import MasterService
-from flightedl.ports import Coordinator, ModifiedAt, Put
+from flightedl.messages.decoding import from_json
+from flightedl.ports import Coordinator, ModifiedAt, Put, Storage
 from flightedl.rpc.authentication import Role
 from flightedl.rpc.connector import Connector
 from flightedl.rpc.identity import Caller, ServerIdentity
@@ -40,15 +44,18 @@ class MasterProcess(ServerProcess[MasterSettings]):
     """A master process."""
 
     role = "master"
+    _service: MasterService
 
     def _serve(self, coordinator: JobCoordinator) -> int:
-        while (exit_code := self._take_turn(coordinator)) is None:
+        # Before the lock is acquired, because the packages of a store take seconds to import.
+        kept = job_storage(self._settings.checkpoint, self._settings.job)
+        while (exit_code := self._take_turn(coordinator, kept)) is None:
             coordinator.look_again()
         return exit_code
 
-    def _take_turn(self, coordinator: JobCoordinator) -> int | None:
+    def _take_turn(self, coordinator: JobCoordinator, kept: Storage | None) -> int | None:
         """Wait for the lock and lead the job. Return the exit code, or None to get the lock again in a new life."""
-        _log.info("waiting for the lock")
+        self._say_who_leads(coordinator)
         self._health.waiting("it is on standby", is_ready=True)
         held = HeldKey.claim_when_free(
             coordinator,
@@ -62,30 +69,38 @@ class MasterProcess(ServerProcess[MasterSettings]):
         if held is None:
             return self._exit_code
         try:
-            return self._lead(coordinator, held)
+            return self._lead(coordinator, held, kept)
         finally:
             held.release()
 
-    def _lead(self, coordinator: Coordinator, held: HeldKey) -> int | None:
+    def _say_who_leads(self, coordinator: Coordinator) -> None:
+        with contextlib.suppress(UnavailableError):
+            if (leader := coordinator.get(self._keys.master_lock)) is not None:
+                record = from_json(leader.value, ServerRecord)
+                job = self._settings.job
+                _log.info("stands by: process %d on %s is the master of job %s", record.pid, record.name, job)
+                return
+        _log.info("waiting for the lock")
+
+    def _lead(self, coordinator: Coordinator, held: HeldKey, kept: Storage | None) -> int | None:
         _log.info("acquired the lock generation=%d", held.generation)
         self._health.waiting("it is loading its predecessor's state")
         persist = Persistence(BRIEF, self._clock, self._stop)
-        kept = job_storage(self._settings.checkpoint, self._settings.job)
         checkpoints = None if kept is None else PatientStorage(kept, persist)
         resume = self._settings.resume
         if not continuity.settle(checkpoints, coordinator, held, self._keys, resume=resume is not Resume.NEVER):
             return None
         pserver_count = self._fix_pserver_count(coordinator, held)
         resuming.begin(checkpoints, coordinator, held, self._keys, pserver_count, resume=resume)
-        directory = Directory(coordinator, self._keys, self._clock).start()
-        service = MasterService(
+        directory = Directory(coordinator, self._keys, self._clock, self.failed).start()
+        service = self._service = MasterService(
             self._settings,
             pserver_count=pserver_count,
             held=held,
             coordinator=coordinator,
             directory=directory,
             keys=self._keys,
-            files=FsspecFiles(),
+            files=FsspecFiles(moved_folders(self._settings.data_moved)),
             checkpoints=checkpoints,
             index_storage=(
                 PatientStorage(open_storage(self._settings.checkpoint), persist) if self._settings.checkpoint else None

@@ -38,6 +38,7 @@ class TrainerProgress:
     facts: HostFacts | None = None
     profile: Counter[str] = field(default_factory=Counter)
     doing: str = ""
+    starting_s: float = 0.0
     #: As in ``LogRequest``.
     model: str = ""
     #: True if the stack traces of the trainer's threads were requested.
@@ -63,8 +64,8 @@ class JobProgress:
     _progressed: set[str] = field(default_factory=set)
     _recent: deque[tuple[float, int, dict[str, tuple[float, float]]]] = field(default_factory=deque)
     _first: float | None = None
-    #: (time, report) of each error raised by the script, oldest first.
-    _raised: deque[tuple[float, FailedTask]] = field(default_factory=lambda: deque(maxlen=_RAISED_LIMIT))
+    #: (time, name of the trainer, report) of each error raised by the script, oldest first.
+    _raised: deque[tuple[float, str, FailedTask]] = field(default_factory=lambda: deque(maxlen=_RAISED_LIMIT))
 
     def add(self, report: LogRequest, now: float) -> None:
         trainer = self.trainers.setdefault(report.trainer, TrainerProgress())
@@ -72,7 +73,7 @@ class JobProgress:
             self._progressed.add(report.trainer)
         trainer.host, trainer.pid, trainer.waiting_for = report.host, report.pid, report.waiting_for
         trainer.heard_at, trainer.batch_s, trainer.facts = now, report.batch_s, report.facts
-        trainer.doing, trainer.model = report.doing, report.model
+        trainer.doing, trainer.model, trainer.starting_s = report.doing, report.model, report.starting_s
         own_models = sum(each.model == "own" for each in self.trainers.values())
         if report.model == "common":
             self._own_models = None
@@ -97,9 +98,9 @@ class JobProgress:
     def own_models(self) -> int:
         return self._own_models or 0
 
-    def failed(self, reports: Iterable[FailedTask], now: float) -> None:
-        """Record reports of failed work. Errors raised by the script are kept for some time."""
-        self._raised.extend((now, report) for report in reports if report.place)
+    def failed(self, reports: Iterable[FailedTask], now: float, witness: str = "") -> None:
+        """Record a trainer's reports of failed work. Errors raised by the script are kept for some time."""
+        self._raised.extend((now, witness, report) for report in reports if report.place)
 
     def raised(self, now: float) -> list[RaisedError]:
         while self._raised and self._raised[0][0] < now - _RAISED_S:
@@ -107,7 +108,9 @@ class JobProgress:
         #: Location in the script -> batch -> attempts. A repeated report has the same attempt as the first one.
         attempts: dict[str, dict[tuple[int, int, int | None], set[int]]] = {}
         newest: dict[str, str] = {}
-        for _, report in self._raised:
+        names: dict[str, set[str]] = {}
+        for _, witness, report in self._raised:
+            names.setdefault(report.place, set()).add(witness)
             batch = report.epoch, report.position, report.batch
             attempts.setdefault(report.place, {}).setdefault(batch, set()).add(report.attempt)
             newest[report.place] = report.error
@@ -117,6 +120,7 @@ class JobProgress:
                 error=newest[place],
                 batches=len(batches),
                 repeated=sum(len(tries) > 1 for tries in batches.values()),
+                trainers=len(names[place]),
             )
             for place, batches in attempts.items()
         ]

@@ -119,10 +119,6 @@ class PserverLink:
                 self.status = None
                 pause_s = _RETRY_S
                 _log.debug("pserver %d is unreachable: %s", self._index, error)
-            except Exception:  # noqa: BLE001 - without this thread rounds would never close
-                _log.exception("a call to pserver %d failed unexpectedly", self._index)
-                self.status = None
-                pause_s = _STATUS_S
 
     def _make_calls(self) -> float:
         """Make all calls that are due. Return the number of seconds until the next one."""

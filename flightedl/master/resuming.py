@@ -51,7 +51,13 @@ def begin(
         UnavailableError: the storage cannot be read.
         FencedError: the lock was lost.
     """
-    if storage is None or coordinator.get(keys.job) is not None or coordinator.get(keys.checkpoint_latest) is not None:
+    if coordinator.get(keys.job) is not None or coordinator.get(keys.checkpoint_latest) is not None:
+        return
+    if storage is None:
+        if resume is Resume.ALWAYS:
+            raise UsageError(
+                f"etcd has no state of job {keys.job_name}: pass its --checkpoint, or run without --resume"
+            )
         return
     sizes = _tried_out(storage, held.generation)
     if resume is Resume.NEVER and candidates(sizes):

@@ -34,6 +34,7 @@ from flightedl.master.recovery import RecoveredState
 from flightedl.master.state import JobState, queue_settings_of
 from flightedl.master.status import consumer_status, describe
 from flightedl.master.tasks import Tasks
+from flightedl.messages.groups import GroupRecord
 from flightedl.messages.status import (
     ConsumerStatus,
     EventsReply,
@@ -169,8 +170,9 @@ class MasterService:
         with self._looking:
             revision = self._directory.revision
             trainers = {name: record.generation for name, record in self._directory.trainers().items()}
-            pservers = {index: record.generation for index, record in self._directory.pservers().items()}
-            state = self._state
+            records, state = self._directory.pservers(), self._state
+            pservers = {index: record.generation for index, record in records.items()}
+            state.processes |= {record.generation: record.process for record in records.values() if record.process}
             with state.lock:
                 for trainer, generation in state.core.trainers.items():
                     if trainers.get(trainer) != generation:
@@ -186,6 +188,11 @@ class MasterService:
             progressed = state.progress.take_progressed()
         state.apply(StatusReceived(self._links.statuses))
         state.apply(TimePassed(progressed))
+
+    def inheritance(self) -> GroupRecord:
+        """Return the group's record for the next start, which has another master."""
+        with self._state.lock:
+            return self._state.core.group.inheritance()
 
     def drain(self, timeout_s: float) -> None:
         """Make a last checkpoint before this master exits, if all pservers are present."""
@@ -238,24 +245,15 @@ class MasterService:
         return StacksReply(text=found.stacks)
 
     def status(self) -> StatusReply:
-        state, now = self._state, self._state.clock.now()
-        with state.lock:
+        with self._state.lock:
             return describe(
                 self.job,
-                core=state.core,
-                indexed=state.dataset,
-                trainer_records=self._directory.trainers(),
-                records=self._directory.pservers(),
-                standbys=self._directory.standbys(),
-                pservers=self._links.statuses,
-                master=self._directory.master(),
-                progress=state.progress,
-                indexing=self._indexing.doing,
-                dataset_alarm=state.dataset_alarm,
-                events=state.journal.counts,
-                refused_calls=self.refusals(),
-                consumers=self._consumers(state.core.pservers.count),
-                now=now,
+                self._state,
+                self._directory,
+                self._links.statuses,
+                self._indexing.doing,
+                self.refusals(),
+                self._consumers(self._state.core.pservers.count),
             )
 
     def _consumers(self, pservers: int) -> list[ConsumerStatus]:

@@ -122,6 +122,8 @@ class JobState:
         self.clock = clock
         self.instruments = NoInstruments() if instruments is None else instruments
         self.journal = Journal(generation, clock)
+        #: Generation of a pserver -> name of its process, for events about pservers with another name.
+        self.processes: dict[object, str] = {}
         self.pserver_count = pserver_count
         self._queue_settings = queue_settings_of(chosen)
         self._coordinator = coordinator
@@ -145,6 +147,8 @@ class JobState:
         self.arrivals_saved = 0
         #: Problem with the files of a followed dataset; empty if there is none.
         self.dataset_alarm = ""
+        #: See ``StatusReply.names_left_out``; of a followed dataset.
+        self.names_left_out: tuple[str, ...] = ()
         self.progress = JobProgress()
         self.evaluation_datasets = evaluation_datasets
         #: Set once, before the first event.
@@ -296,6 +300,8 @@ class JobState:
         )
 
     def _note(self, kind: Kind, who: str, text: str, *values: object, is_warning: bool = False) -> None:
+        if kind in {Kind.PSERVER_CAME, Kind.PSERVER_GONE} and (process := self.processes.get(values[-1], who)) != who:
+            text, values = f"{text} process=%s", (*values, process)
         _log.log(logging.WARNING if is_warning else logging.INFO, text, *values)
         self.journal.add(kind, who, text % values, is_warning=is_warning)
 
@@ -398,6 +404,7 @@ def queue_settings_of(chosen: MasterSettings) -> Callable[..., QueueSettings]:
         timeout_factor=chosen.task_timeout_factor,
         timeout_floor_s=chosen.task_timeout_floor_s,
         stuck_after_s=chosen.stuck_after_s,
+        stand_still_s=chosen.stand_still_s,
     )
 
 

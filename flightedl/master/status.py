@@ -1,4 +1,4 @@
-"""Compute the job's status from the master's state. Pure."""
+"""Compute the job's status from the master's state."""
 
 from __future__ import annotations
 
@@ -7,21 +7,29 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
+from flightedl.coordination.directory import Directory
 from flightedl.coordination.records import ServerRecord, TrainerRecord
 from flightedl.domain.consistency.membership import Membership
+from flightedl.domain.groups.incarnation import Group
+from flightedl.domain.groups.lanes import EpochOrder
+from flightedl.domain.groups.plan import Order, Piece
 from flightedl.domain.master.core import MasterCore
 from flightedl.domain.master.members import waiting_for_mode
 from flightedl.domain.queue.tasks import TaskQueue
 from flightedl.formats.following import MARKER
-from flightedl.master.failures import failed_piece
-from flightedl.master.groups import with_group
+from flightedl.formats.mixed_layout import group_data
+from flightedl.formats.record_places import ranges_of
+from flightedl.master.failures import failed_piece, located
 from flightedl.master.indexing import IndexedDataset
 from flightedl.master.progress import JobProgress, TrainerProgress
+from flightedl.master.state import JobState
 from flightedl.messages.base import decode
-from flightedl.messages.declarations import JobDeclaration
 from flightedl.messages.feed import Acknowledgement
+from flightedl.messages.groups import Suspect
 from flightedl.messages.status import (
     ConsumerStatus,
+    FailedPiece,
+    GroupStatus,
     PserverFigures,
     PserverStatusReply,
     RunningPiece,
@@ -31,7 +39,7 @@ from flightedl.messages.status import (
     TaskCounts,
     TrainerStatus,
 )
-from flightedl.process.host import host_facts
+from flightedl.process import machine
 
 #: Maximum number of running pieces that the status lists.
 _RUNNING_COUNT = 5
@@ -51,49 +59,37 @@ def consumer_status(
 
 def describe(
     job: str,
-    *,
-    core: MasterCore,
-    indexed: IndexedDataset | None,
-    trainer_records: Mapping[str, TrainerRecord],
-    records: Mapping[int, ServerRecord],
-    standbys: Mapping[int, ServerRecord],
+    state: JobState,
+    directory: Directory,
     pservers: Sequence[PserverStatusReply | None],
-    master: ServerRecord | None,
-    progress: JobProgress,
     indexing: str,
-    dataset_alarm: str,
-    events: Mapping[str, int],
     refused_calls: Mapping[str, int],
     consumers: list[ConsumerStatus],
-    now: float,
 ) -> StatusReply:
-    """Return the reply to ``status``.
+    """Return the reply to ``status``. The caller holds the state's lock.
 
-    ``trainer_records`` are the trainers' records in etcd, ``records`` and ``standbys`` the records of live pservers and
-    their standbys by index, and ``pservers`` the latest status of each pserver. ``indexing`` describes the progress of
-    indexing (empty if nothing is being indexed).
+    Args:
+        job: Name of the job.
+        state: State of the job.
+        directory: The records of the job's processes in etcd.
+        pservers: The latest status of each pserver.
+        indexing: The progress of indexing; empty if nothing is being indexed.
+        refused_calls: Number of the master's refused calls, by error code.
+        consumers: The consumers of the model.
     """
-    declaration, trainers = core.declaration, core.trainers
+    core, indexed, progress, now = state.core, state.dataset, state.progress, state.clock.now()
     queue = None if core.work is None else core.work.queue
     membership = None if core.members is None else core.members.membership
-    indexing = indexing or core.pservers.waiting_for or core.pservers.refusal
-    desired = core.pservers.count
-    waiting_for = _waiting_for(declaration, queue, records, desired, trainers, indexing)
+    records, standbys, trainers = directory.pservers(), directory.standbys(), directory.trainers()
+    master = directory.master()
+    waiting_for = _waiting_for(core, queue, records, indexing)
     is_done = core.is_over and core.ending.may_end
-    counts = TaskCounts() if queue is None else msgspec.convert(queue.counts(), TaskCounts, from_attributes=True)
-    dataset = declaration.dataset
-    model = declaration.model
+    dataset, model = core.declaration.dataset, core.declaration.model
     reply = StatusReply(
         job=job,
         state="done" if is_done else "waiting" if waiting_for else "training",
         waiting_for="" if is_done else waiting_for,
-        epoch=0 if queue is None else queue.epoch,
         epochs=None if dataset is None else dataset.declaration.epochs,
-        tasks=counts,
-        failed=[]
-        if queue is None or indexed is None
-        else [failed_piece(each, indexed, queue.seed_of(each.epoch)) for each in queue.failed.details],
-        records=0 if queue is None or indexed is None else records_trained(queue, indexed),
         raised=progress.raised(now),
         evaluations=core.evaluations.status(),
         batches=progress.batches,
@@ -113,25 +109,17 @@ def describe(
             state="serving",
             pid=master.pid,
             refused_calls=dict(refused_calls),
-            facts=host_facts(),
+            facts=machine.host_facts(),
         ),
         pservers=[
             _server(index, records[index], standbys.get(index), pservers[index], membership)
             for index in sorted(records)
-            if index < desired
+            if index < core.pservers.count
         ],
-        pservers_desired=desired,
+        pservers_desired=core.pservers.count,
         trainers=[
-            _trainer(
-                trainer_records.get(name, TrainerRecord(id=name)),
-                generation,
-                membership,
-                queue,
-                progress,
-                now,
-                pservers,
-            )
-            for name, generation in sorted(trainers.items())
+            _trainer(trainers.get(name, TrainerRecord(id=name)), generation, membership, queue, progress, now, pservers)
+            for name, generation in sorted(core.trainers.items())
         ],
         mode="" if model is None else str(model.present_mode.get("kind", "")),
         mode_settings={} if model is None else model.present_mode,
@@ -143,23 +131,71 @@ def describe(
         consumers=consumers,
         checkpoint=f"c-{core.checkpointing.latest}" if core.checkpointing.latest else "",
         checkpoint_age_s=core.checkpointing.age_s(now),
-        is_growing=queue is not None and queue.is_growing,
         missing_tasks=core.pservers.missing_count,
         is_stopped=core.training.is_stopped,
         unfinished=core.ending.unfinished,
         stopped_by="" if core.training.stop is None else core.training.stop.who,
         stop_reason="" if core.training.stop is None else core.training.stop.reason,
-        dataset_alarm=dataset_alarm,
+        dataset_alarm=state.dataset_alarm,
+        names_left_out=list(state.names_left_out or (() if indexed is None else indexed.layout.index.left_out)),
         left_out=core.declaration.left_out,
         checkpoint_alarm=core.checkpointing.checkpoints.trouble,
         reports={} if core.work is None else dict(core.work.reports),
-        events=dict(events),
-        running=[] if queue is None or indexed is None else _running(queue, indexed, now),
-        task_s=0.0 if queue is None else queue.average_s or 0.0,
+        events=dict(state.journal.counts),
     )
-    if queue is None or indexed is None or not core.group.has_started:
+    return reply if queue is None else _with_queue(reply, core, queue, indexed, now)
+
+
+def _with_queue(
+    reply: StatusReply, core: MasterCore, queue: TaskQueue, indexed: IndexedDataset | None, now: float
+) -> StatusReply:
+    reply = replace(
+        reply,
+        epoch=queue.epoch,
+        tasks=msgspec.convert(queue.counts(), TaskCounts, from_attributes=True),
+        in_doubt=queue.blame.in_doubt,
+        given_up=queue.blame.ended,
+        is_growing=queue.is_growing,
+        task_s=queue.average_s or 0.0,
+    )
+    if indexed is None:
         return reply
-    return with_group(reply, core.group, queue, indexed)
+    reply = replace(
+        reply,
+        failed=[failed_piece(each, indexed, queue.seed_of(each.epoch)) for each in queue.failed.details],
+        records=records_trained(queue, indexed),
+        running=_running(queue, indexed, now),
+    )
+    return _with_group(reply, core.group, queue, indexed) if core.group.has_started else reply
+
+
+def _with_group(reply: StatusReply, group: Group, queue: TaskQueue, indexed: IndexedDataset) -> StatusReply:
+    """Return the status with the group's progress instead of the queue's, because the queue assigns no tasks."""
+    record, total = group.record, indexed.layout.record_count
+    places = [each.at for each in group.places.values()]
+    epochs = reply.epochs or 1
+    at = epochs * total if group.is_done and not reply.is_stopped else min(places) if len(places) == record.size else 0
+    epoch = min(at // max(total, 1), epochs)
+    done = reply.tasks.total if epoch == epochs else (at - epoch * total) * reply.tasks.total // max(total, 1)
+    failed = [piece for each in record.convicted for piece in _convicted(each, queue, indexed)]
+    return replace(
+        reply,
+        epoch=epoch,
+        records=at,
+        tasks=TaskCounts(total=reply.tasks.total, done=done, todo=reply.tasks.total - done),
+        failed=failed,
+        group=GroupStatus(phase=record.phase, ranks=record.size, starts=record.starts, incarnation=record.incarnation),
+    )
+
+
+def _convicted(convicted: Suspect, queue: TaskQueue, indexed: IndexedDataset) -> list[FailedPiece]:
+    more = {"attempts": convicted.deaths, "trainer": "", "error": convicted.error, "first_batch": 0, "end_batch": 0}
+    index, found = indexed.layout.index, []
+    for epoch, lanes, window, *piece in convicted.pieces:
+        data = group_data(index, indexed.reply.declaration, queue.seed_of(epoch))
+        ranges = ranges_of(index, EpochOrder(data, epoch, Order(lanes, window)), [Piece(*piece)])
+        found.append(located(ranges, epoch=epoch, task=piece[0], **more))
+    return found
 
 
 def _mode_change(membership: Membership) -> str:
@@ -167,26 +203,21 @@ def _mode_change(membership: Membership) -> str:
     return waiting_for_mode(membership) if membership.switch_round else ""
 
 
-def _waiting_for(
-    declaration: JobDeclaration,
-    queue: TaskQueue | None,
-    records: Mapping[int, ServerRecord],
-    desired: int,
-    trainers: Mapping[str, int],
-    indexing: str,
-) -> str:
-    missing = [index for index in range(desired) if index not in records]
-    if missing:
+def _waiting_for(core: MasterCore, queue: TaskQueue | None, records: Mapping[int, ServerRecord], indexing: str) -> str:
+    desired = core.pservers.count
+    if missing := [index for index in range(desired) if index not in records]:
         return f"{len(missing)} of {desired} pservers"
-    if indexing:
-        return indexing
-    if not trainers:
+    if reason := indexing or core.pservers.waiting_for or core.pservers.refusal:
+        return reason
+    if not core.trainers:
         return "trainers"
+    if queue is not None and (data := queue.blame.waits_for()):
+        return data
     if queue is not None and queue.is_growing:
         counts = queue.counts()
         if not counts.todo and not counts.pending:
             return f"new files, or a file {MARKER} in the same directory, which marks the dataset as complete"
-    return "" if declaration.dataset is not None else "a trainer to declare the dataset"
+    return "" if core.declaration.dataset is not None else "a trainer to declare the dataset"
 
 
 def records_trained(queue: TaskQueue, dataset: IndexedDataset) -> int:
@@ -194,12 +225,11 @@ def records_trained(queue: TaskQueue, dataset: IndexedDataset) -> int:
 
     Within an epoch, the result grows in proportion to the tasks completed. A failed batch counts as a full one.
     """
-    counts = queue.counts()
-    over = counts.done + counts.failed
-    in_epoch = 0 if queue.is_done or not counts.total else over / counts.total
+    counts, records = queue.counts(), dataset.layout.record_count
+    in_epoch = 0 if queue.is_done or not counts.total else records * (counts.done + counts.failed) // counts.total
     failed = (counts.failed_batches + counts.dropped_batches) * dataset.layout.batch_size
     failed //= dataset.layout.steps_per_batch
-    return max(int((queue.epoch + in_epoch) * dataset.layout.record_count) - failed, 0)
+    return max(queue.epoch * records + in_epoch - failed, 0)
 
 
 def _server(
@@ -215,6 +245,7 @@ def _server(
         generation=record.generation,
         state="not reached",
         pid=record.pid,
+        process=record.process,
         standby="" if standby is None else standby.address,
     )
     if said is None:
@@ -225,6 +256,8 @@ def _server(
         waits_for=[]
         if membership is None
         else sorted(each.trainer for each in membership.members if each.member_id in said.waits_for),
+        table_rows=sum(table.rows for table in said.tables),
+        table_bytes=sum(table.size_bytes for table in said.tables),
         **{name: getattr(said, name) for name in PserverFigures.__struct_fields__},
     )
 
@@ -256,6 +289,7 @@ def _trainer(
         batch_s=said.batch_s,
         profile=dict(said.profile),
         doing=said.doing,
+        starting_s=said.starting_s and said.starting_s + now - said.heard_at,
         staleness=max(staleness, default=None),
         pservers=len(shares),
         shared_pservers=sum(shares),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 
+import msgspec
 import pyarrow as pa
 
 from flightedl.domain.master.effects import Kind
@@ -15,6 +16,7 @@ from flightedl.errors import NotReadyError
 from flightedl.formats.chunk_index import ChunkIndex
 from flightedl.formats.chunks import Chunk
 from flightedl.formats.stored_index import index_to_pieces
+from flightedl.master.failures import lost_data
 from flightedl.master.state import JobState
 from flightedl.messages.declarations import DeclaredDataset, EvaluationDeclaration
 from flightedl.messages.tasks import TasksReply, TasksTicket
@@ -45,7 +47,7 @@ class Tasks:
         if ticket.failed:
             with state.lock:
                 if state.core.trainers.get(ticket.trainer) == ticket.generation:
-                    state.progress.failed(ticket.failed, state.clock.now())
+                    state.progress.failed(ticket.failed, state.clock.now(), ticket.witness)
             for report in ticket.failed:
                 # The core records quarantined batches but not every other failure, and it does not use the failures'
                 # locations.
@@ -57,6 +59,10 @@ class Tasks:
         assert dataset is not None or not reply.assignments, "tasks are of a dataset"
         if dataset is None:
             return reply, [], []
+        if reply.outcome == "epochs_done":
+            with state.lock:
+                if state.core.work is not None:
+                    reply = msgspec.structs.replace(reply, **lost_data(state.core.work.queue, dataset))
         chunks_of = dataset.layout.chunks_of
         return reply, [chunks_of(each.task) for each in reply.assignments], [chunks_of(a.task) for a in reply.ahead]
 
@@ -85,6 +91,8 @@ class Tasks:
             DeclarationError: the evaluation with this name has a different dataset.
             NotReadyError: the index is being built. Repeat the request.
         """
+        dataset = self._state.evaluation_datasets.admitted(request.dataset)
+        request = msgspec.structs.replace(request, dataset=dataset)
         reply = self._state.declare(request, lambda: self._begin_evaluation(request.name, request))
         assert isinstance(reply, DeclaredDataset), "an indexed evaluation is declared"
         return reply

@@ -31,6 +31,7 @@ def events(*events: tuple[str, str, str]) -> str:
         ("aws", [SPOT], "spot interruption: terminate at 2026-11-26T08:22:00Z"),
         ("aws-rebalance", ["", ""], None),
         ("aws-rebalance", ["", REBALANCE], "the spot instance is at elevated risk of interruption"),
+        ("aws-rebalance", ["<html>", REBALANCE], "the spot instance is at elevated risk of interruption"),
         ("aws-rebalance", [SPOT, REBALANCE], "spot interruption: terminate at 2026-11-26T08:22:00Z"),
         ("gcp", ["FALSE", "NONE"], None),
         ("gcp", ["FALSE", "MIGRATE_ON_HOST_MAINTENANCE"], None),
@@ -96,4 +97,6 @@ def test_only_taints_of_nodes_that_end_are_notices(key: str, is_notice: bool) ->
 
 def test_a_node_without_taints_gives_no_notice() -> None:
     assert notice_of_node({}) is None
+    assert notice_of_node({"spec": None}) is None
+    assert notice_of_node({"spec": {"taints": None}}) is None
     assert "kubernetes" in NOTICES

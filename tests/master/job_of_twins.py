@@ -40,8 +40,8 @@ from flightedl.messages.declarations import DatasetDeclaration, ModelDeclaration
 from flightedl.messages.status import PserverStatusReply
 from flightedl.messages.tasks import Assignment, FinishedTask, JoinRequest, TasksReply, TasksTicket
 from flightedl.rpc import Caller, Connector, Role
-from flightedl.testing.contracts.coordinator import eventually
-from flightedl.testing.memory import MemoryCoordinator, MemoryFiles, MemoryStorage
+from tests.support.contracts.coordinator import eventually
+from tests.support.memory import MemoryCoordinator, MemoryFiles, MemoryStorage
 
 KEYS = JobKeys("demo")
 TASKS = 4
@@ -160,7 +160,7 @@ class Job:
     ) -> PserverTwin:
         """Start a new process of a pserver, with these tasks; it does not answer ``silent`` calls."""
         key, address = KEYS.pserver(index), f"twin:{next(self._numbers)}"
-        record = msgspec.json.encode(ServerRecord(address=address))
+        record = msgspec.json.encode(ServerRecord(address=address, process=f"pserver-{index + 3}"))
         twin = PserverTwin(index, self.pserver_count, 0, self.storage)
         twin.done = {epoch: set(tasks) for epoch, tasks in (done or {}).items()}
         twin.silent.update(silent)

@@ -16,8 +16,8 @@ from flightedl.errors import FencedError, NotReadyError
 from flightedl.master.beginning import delete_election
 from flightedl.messages.control import AppliedReply
 from flightedl.ports import Delete
-from flightedl.testing.contracts.coordinator import put
-from flightedl.testing.memory import MemoryCoordinator
+from tests.support.contracts.coordinator import put
+from tests.support.memory import MemoryCoordinator
 
 from .job_of_twins import KEYS, Job
 

@@ -18,7 +18,7 @@ from flightedl.domain.recovery.store_history import LIFE_REVISIONS, Sighting
 from flightedl.errors import RolledBackError, UnavailableError
 from flightedl.master import continuity
 from flightedl.ports import Delete, Put
-from flightedl.testing.memory import MemoryCoordinator, MemoryStorage
+from tests.support.memory import MemoryCoordinator, MemoryStorage
 
 KEYS = JobKeys("demo")
 

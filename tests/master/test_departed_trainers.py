@@ -23,8 +23,8 @@ from flightedl.formats.registry import named_format
 from flightedl.master.service import MasterService
 from flightedl.messages.declarations import EvaluationDeclaration
 from flightedl.messages.tasks import FinishedTask, JoinRequest, StopRequest, TasksReply, TasksTicket
-from flightedl.testing.contracts.coordinator import eventually
-from flightedl.testing.memory import MemoryCoordinator, MemoryFiles
+from tests.support.contracts.coordinator import eventually
+from tests.support.memory import MemoryCoordinator, MemoryFiles
 
 from .job_of_twins import DATASET, KEYS, MODEL, LoneMaster, until_ready
 

@@ -13,8 +13,9 @@ from flightedl.coordination.keeper import HeldKey
 from flightedl.errors import NotReadyError, UsageError
 from flightedl.master.durable import DurableState
 from flightedl.ports import Delete, ModifiedAt, Put
-from flightedl.testing.contracts.coordinator import eventually
-from flightedl.testing.memory_coordinator import FaultKind, MemoryCoordinator
+from tests.support.contracts.coordinator import eventually
+from tests.support.faulty_coordinator import FaultKind
+from tests.support.memory import MemoryCoordinator
 
 
 class Counter:
@@ -67,7 +68,8 @@ def test_waiters_that_shared_a_write_share_the_next_one(counter: Counter, monkey
     """They return one after the other, but within the time for which the writer waits for them."""
     # Long enough even on a busy machine.
     monkeypatch.setattr("flightedl.master.durable._GATHER_S", 0.1)
-    count, rounds = 8, 20
+    # Twice a crowd: a waiter that is late must not make the rest too few to be waited for.
+    count, rounds = 16, 20
     lock, together = threading.Lock(), threading.Barrier(count)
 
     def ask() -> None:

@@ -10,7 +10,7 @@ import pytest
 from flightedl.domain.checkpoint.manifest import candidates
 from flightedl.domain.checkpoint.values import CheckpointSettings
 from flightedl.messages.tasks import FailedTask
-from flightedl.testing.contracts.coordinator import eventually
+from tests.support.contracts.coordinator import eventually
 
 from .job_of_twins import Job, Master, PserverTwin
 

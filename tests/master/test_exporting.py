@@ -15,8 +15,8 @@ from flightedl.master.exporting import ModelExports
 from flightedl.messages.base import encode
 from flightedl.messages.checkpoints import CheckpointReply, CheckpointRequest, SaveModelReply, SaveModelRequest
 from flightedl.messages.declarations import DeclaredModel, JobDeclaration, ModelDeclaration
-from flightedl.testing.contracts.coordinator import eventually
-from flightedl.testing.memory import MemoryStorage
+from tests.support.contracts.coordinator import eventually
+from tests.support.memory import MemoryStorage
 
 
 def ended(exports: ModelExports, table: str = "") -> SaveModelReply:

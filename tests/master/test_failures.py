@@ -6,16 +6,17 @@ import pyarrow as pa
 import pytest
 
 from flightedl.domain.queue.batching import record_order
-from flightedl.domain.queue.values import FailedPiece
+from flightedl.domain.queue.tasks import TaskQueue
+from flightedl.domain.queue.values import FailedPiece, QueueSettings
 from flightedl.formats.dataset_spec import DatasetSpec
 from flightedl.formats.index import build_index
 from flightedl.formats.layout import TaskLayout
 from flightedl.formats.registry import named_format
-from flightedl.master.failures import failed_piece
+from flightedl.master.failures import failed_piece, lost_data
 from flightedl.master.indexing import IndexedDataset
 from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset
 from flightedl.messages.status import RecordRange
-from flightedl.testing.memory import MemoryFiles
+from tests.support.memory import MemoryFiles
 
 
 def indexed() -> IndexedDataset:
@@ -56,3 +57,19 @@ def test_shuffled_batches_are_located_where_trainers_read_them() -> None:
     assert [n for r in found.ranges for n in range(r.first_record, r.first_record + r.records)] == numbers
     assert (found.first_record, found.records) == (numbers[0], numbers[-1] - numbers[0] + 1)
     assert all(isinstance(each, RecordRange) for each in found.ranges)
+
+
+def test_the_end_of_a_loop_names_all_quarantined_records_by_error() -> None:
+    dataset = indexed()
+    queue = TaskQueue(QueueSettings(3, lambda _: 3, epochs=2))
+    assert lost_data(queue, dataset) == {"failed": 0, "lost_records": 0, "lost_places": []}
+    for position, first, end, error in ((0, 0, 2, "torn"), (2, 2, 3, "odd"), (1, 1, 2, "torn")):
+        queue.failed.quarantine(FailedPiece(0, position, position, first, end, 5, "t", error))
+    assert lost_data(queue, dataset) == {
+        "failed": 4,
+        "lost_records": 6 + 2 + 3,
+        "lost_places": [
+            "a.parquet, records 0-5, 11; b.parquet, records 0-1: torn",
+            "b.parquet, records 10-11: odd",
+        ],
+    }

@@ -10,8 +10,18 @@ import pytest
 from flightedl.domain.master.effects import Kind
 from flightedl.errors import FencedError, UnregisteredError, UsageError
 from flightedl.launch.failed import failed_tasks, joined, place_of
-from flightedl.messages.groups import GroupLeaveRequest, GroupPlaceRequest, GroupStartReply, GroupStartRequest
-from flightedl.testing.contracts.coordinator import eventually
+from flightedl.launch.supervisor import Outcome
+from flightedl.launch.verdict import verdict
+from flightedl.messages.groups import (
+    GroupLeaveRequest,
+    GroupPlaceReply,
+    GroupPlaceRequest,
+    GroupStartReply,
+    GroupStartRequest,
+    Piece,
+)
+from flightedl.messages.tasks import StopRequest
+from tests.support.contracts.coordinator import eventually
 
 from .job_of_twins import DATASET, MODEL, Job, Master, until_ready
 
@@ -39,9 +49,15 @@ class Rank:
         self.incarnation = reply.incarnation
         return reply
 
-    def at(self, master: Master, at: int, *pieces: tuple[int, int, int, int]) -> bool:
-        request = GroupPlaceRequest(**self._own(), incarnation=self.incarnation, at=at, pieces=list(pieces))  # type: ignore[arg-type]
+    def at(self, master: Master, at: int, *pieces: Piece) -> bool:
+        request = GroupPlaceRequest(**self._own(), incarnation=self.incarnation, at=at, end=at + 4, pieces=list(pieces))  # type: ignore[arg-type]
         return bool(until_ready(lambda: master.service.ask(request)).is_current)
+
+    def report(self, master: Master, at: int) -> GroupPlaceReply:
+        """Report a round that has not started yet, in a stopped job."""
+        request = GroupPlaceRequest(**self._own(), incarnation=self.incarnation, at=at, is_stopping=True)  # type: ignore[arg-type]
+        reply: GroupPlaceReply = until_ready(lambda: master.service.ask(request))
+        return reply
 
     def leave(self, master: Master, *, is_clean: bool = True, has_finished: bool = True, error: str = "") -> None:
         told = {"is_clean": is_clean, "has_finished": has_finished, "error": error}
@@ -78,8 +94,8 @@ def phase(master: Master) -> str:
 
 def test_a_group_is_done_when_all_ranks_have_left_cleanly_even_after_a_takeover(job: Job, master: Master) -> None:
     zero, one = start(job, master, "a", "", "T")
-    assert zero.at(master, 4, (0, 1, 0, 2))
-    assert one.at(master, 8, (0, 2, 0, 2))
+    assert zero.at(master, 4, (0, 1, 0, 0, 4, 6))
+    assert one.at(master, 8, (0, 1, 0, 0, 8, 10))
     status = master.service.status()
     assert (status.state, status.records, status.tasks.done) == ("training", 4, 1)
     zero.leave(master)
@@ -93,6 +109,25 @@ def test_a_group_is_done_when_all_ranks_have_left_cleanly_even_after_a_takeover(
     last = job.start_master()
     status = last.service.status()
     assert (status.state, status.records) == ("done", RECORDS)
+
+
+def test_the_ranks_of_a_stopped_job_end_after_the_same_round_even_after_a_takeover(job: Job, master: Master) -> None:
+    zero, one = start(job, master, "a", "", "")
+    stop = StopRequest(trainer=zero.name, generation=zero.generation, job="demo", reason="early")
+    until_ready(lambda: master.service.ask(stop))
+    status = master.service.status()
+    assert (status.is_stopped, status.state) == (True, "training"), "the ranks are still at work"
+    assert zero.report(master, 4).stop_after is None
+    assert one.report(master, 2).stop_after == 4
+    successor = job.start_master()
+    eventually(lambda: one.report(successor, 4).stop_after == 4)
+    assert zero.report(successor, 6).stop_after == 4
+    for rank in (zero, one):
+        assert successor.service.status().state != "done"
+        rank.leave(successor)
+    status = successor.service.status()
+    assert (status.state, status.stop_reason) == ("done", "early")
+    assert verdict(status, keeps_checkpoints=False) == Outcome(0)
 
 
 def test_a_rank_that_dies_without_a_master_ends_its_group(job: Job, master: Master) -> None:
@@ -123,8 +158,8 @@ def test_records_that_kill_their_rank_are_listed_as_failed(job: Job) -> None:
     until_ready(lambda: master.service.declaring.dataset(DATASET))
     for name in ("a", "b"):
         zero, one = start(job, master, name, "", "")
-        zero.at(master, 4, (0, 1, 0, 2))
-        one.at(master, 4, (0, 3, 2, 4))
+        zero.at(master, 4, (0, 1, 0, 0, 4, 6))
+        one.at(master, 4, (0, 1, 0, 0, 14, 16))
         job.end_trainer(one.name)
         eventually(lambda: phase(master) == "over")
         job.end_trainer(zero.name)
@@ -132,7 +167,7 @@ def test_records_that_kill_their_rank_are_listed_as_failed(job: Job) -> None:
     start(job, master, "c", "", "")
     successor = job.start_master(attempts_limit=2)
     _, one = start(job, successor, "d", "", "")
-    assert one.enter(successor).left_out == [(0, 3, 2, 4)]
+    assert one.enter(successor).left_out == [(0, 1, 0, 0, 14, 16)]
     status = successor.service.status()
     assert failed_tasks(status) == 1
     (piece,) = joined(status.failed)

@@ -28,8 +28,8 @@ from flightedl.master.recovery import read_state
 from flightedl.master.state import JobState
 from flightedl.messages.declarations import DatasetDeclaration
 from flightedl.messages.tasks import Assignment, EndGrowthRequest, FinishedTask, TasksTicket
-from flightedl.testing.contracts.coordinator import eventually
-from flightedl.testing.memory import MemoryCoordinator, MemoryFiles, MemoryStorage
+from tests.support.contracts.coordinator import eventually
+from tests.support.memory import MemoryCoordinator, MemoryFiles, MemoryStorage
 
 EVERY_S = 0.02
 KEYS = JobKeys("demo")

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from msgspec.structs import replace
 
 from flightedl.adapters.clock import SystemClock
+from flightedl.adapters.storage import FsspecFiles
+from flightedl.domain.queue.drawing import SIZE_BYTES, VERSION
 from flightedl.domain.retries import Patience
-from flightedl.errors import DataError, InternalError, NotReadyError, UnavailableError
+from flightedl.errors import DataError, InternalError, NotReadyError, UnavailableError, UsageError
+from flightedl.formats.dataset_spec import spec_of
 from flightedl.formats.following import DirectoryFollower
+from flightedl.formats.index import extended_index
 from flightedl.master.indexing import DatasetIndexing, IndexedDataset, look
-from flightedl.messages.declarations import DatasetDeclaration
-from flightedl.ports import FileStat
-from flightedl.testing.clock import FakeClock
-from flightedl.testing.contracts.coordinator import eventually
-from flightedl.testing.memory import MemoryFiles, MemoryStorage
+from flightedl.messages.declarations import DatasetDeclaration, Drawing
+from flightedl.ports import FileListing, FileStat
+from tests.support.clock import FakeClock
+from tests.support.contracts.coordinator import eventually
+from tests.support.memory import MemoryFiles, MemoryStorage
 
 DECLARED = DatasetDeclaration(urls=["/d/a.parquet"], batch_size=5)
 DOWN = UnavailableError("the store does not answer")
@@ -36,12 +43,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flightedl.master.indexing._QUICK_S", 0.05)
 
 
-def indexed(indexing: DatasetIndexing) -> IndexedDataset:
+def indexed(indexing: DatasetIndexing, declared: DatasetDeclaration = DECLARED) -> IndexedDataset:
     found: list[IndexedDataset] = []
 
     def is_ready() -> bool:
         try:
-            found.append(indexing.index(DECLARED))
+            found.append(indexing.index(declared))
         except NotReadyError:
             return False
         return True
@@ -79,7 +86,7 @@ def test_a_bug_of_the_master_ends_the_declaration(files: MemoryFiles) -> None:
 class UnfinishedFiles(MemoryFiles):
     """Files to which a writer adds the last one and the end marker right after the first call."""
 
-    def expand(self, patterns: Sequence[str], *, may_be_empty: bool = False) -> tuple[FileStat, ...]:
+    def expand(self, patterns: Sequence[str], *, may_be_empty: bool = False) -> FileListing:
         found = super().expand(patterns, may_be_empty=may_be_empty)
         self._finish()
         return found
@@ -157,3 +164,72 @@ def test_a_successor_detects_that_the_dataset_has_changed(files: MemoryFiles, is
         assert newer.record_count == 15
         with pytest.raises(DataError, match="have changed since the job began"):
             DatasetIndexing(files, SystemClock(), storage).index_again(known)
+
+
+def test_a_job_keeps_the_tasks_with_which_it_began() -> None:
+    sink = io.BytesIO()
+    pq.write_table(pa.table({"k": range(60)}), sink, row_group_size=10)
+    files = MemoryFiles({"/d/a.parquet": sink.getvalue()})
+    declared = replace(DECLARED, shuffle=True, seed=3, shuffle_bytes=SIZE_BYTES)
+    first = indexed(DatasetIndexing(files, SystemClock()), declared)
+    tasks = [first.layout.chunks_of(task) for task in range(first.layout.task_count)]
+    assert (len(tasks), {len(chunks) for chunks in tasks}) == (6, {6}), first.reply.advice
+    assert first.reply.mixed_chunks == 6
+    for shuffled in ({"seed": 4}, {"shuffle": False}):
+        resumed = replace(first.reply, declaration=replace(declared, **shuffled))
+        again = DatasetIndexing(files, SystemClock()).index_again(resumed)
+        assert [again.layout.chunks_of(task) for task in range(again.layout.task_count)] == tasks
+        assert again.reply == resumed
+    of_former_version = replace(first.reply, drawing=None)
+    former = DatasetIndexing(files, SystemClock()).index_again(of_former_version)
+    assert [[chunk.number for chunk in former.layout.chunks_of(task)] for task in range(6)] == [[n] for n in range(6)]
+    assert former.layout.pieces is None
+    of_newer_version = replace(first.reply, drawing=Drawing(seed=3, size_bytes=1, version=VERSION + 1))
+    with pytest.raises(UsageError, match="a newer version of flightedl has begun this job"):
+        DatasetIndexing(files, SystemClock()).index_again(of_newer_version)
+
+
+def test_a_successor_refuses_files_whose_values_may_have_changed_unless_they_are_copies(tmp_path: Path) -> None:
+    file = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"k": list(range(20))}), file)
+    declared = DatasetDeclaration(urls=[str(file)], batch_size=5)
+    known = indexed(DatasetIndexing(FsspecFiles(), SystemClock()), declared).reply
+    os.utime(file, ns=(5, 5))
+    with pytest.raises(DataError, match=r"so values may have changed, too: .* --data-moved OLD=NEW"):
+        DatasetIndexing(FsspecFiles(), SystemClock()).index_again(known)
+    copies = FsspecFiles({str(tmp_path): str(tmp_path)})
+    assert DatasetIndexing(copies, SystemClock()).index_again(known).reply.index_hash == known.index_hash
+
+
+def test_a_declaration_is_admitted_without_queries_and_under_its_first_folder(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("k\n1\n")
+    indexing = DatasetIndexing(FsspecFiles(), SystemClock())
+    signed = DatasetDeclaration(urls=["https://h/a.csv?sig=secret"], batch_size=5)
+    assert indexing.admitted(signed) == DatasetDeclaration(urls=["https://h/a.csv"], batch_size=5)
+    moved = DatasetDeclaration(urls=[f"{tmp_path}/*.csv"], batch_size=5, data_moved={"/old": str(tmp_path)})
+    admitted = indexing.admitted(moved)
+    assert admitted == DatasetDeclaration(urls=["/old/*.csv"], batch_size=5)
+    assert indexed(indexing, admitted).layout.index.stats[0].url == "/old/a.csv"
+
+
+def test_a_followed_dataset_names_a_link_without_a_target_and_reads_it_when_it_has_one(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("k\n1\n")
+    (tmp_path / "_SUCCESS.csv").write_text("")
+    (tmp_path / "b.csv").symlink_to("later")
+    files, patterns = FsspecFiles(), [f"{tmp_path}/*.csv"]
+    clock = FakeClock(jumps=True)
+    declared = DatasetDeclaration(urls=patterns, batch_size=5, follow=True)
+    first = indexed(DatasetIndexing(files, clock, follow_every_s=0.0), declared).layout.index
+    assert [Path(stat.url).name for stat in first.stats] == ["a.csv"]
+    following = DirectoryFollower(first.stats)
+    look(files, following, patterns)
+    (broken,) = look(files, following, patterns).stable
+    index, refused = extended_index(files, spec_of(declared), first, [broken])
+    assert len(index.stats) == 1
+    following.failed(broken, refused[broken], clock.now())
+    assert following.trouble.endswith("b.csv: check the path: it is left out until it changes")
+    assert following.names_left_out[0].endswith("a name that a wildcard matches begins with _ or .")
+    (tmp_path / "later").write_text("k\n2\n")
+    look(files, following, patterns)
+    (repaired,) = look(files, following, patterns).stable
+    assert extended_index(files, spec_of(declared), first, [repaired])[0].record_count == 2

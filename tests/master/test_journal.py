@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -10,6 +11,9 @@ from flightedl.adapters.clock import SystemClock
 from flightedl.domain.master.effects import Kind
 from flightedl.master.journal import Journal
 from flightedl.messages.status import EventsRequest
+from tests.support.contracts.coordinator import eventually
+
+from .job_of_twins import Job
 
 
 @pytest.fixture
@@ -55,3 +59,18 @@ def test_readers_do_not_wait_for_a_closing_master(journal: Journal) -> None:
     closing = threading.Event()
     closing.set()
     assert journal.read(EventsRequest(after=2, generation=7, wait_s=10.0), closing).events == []
+
+
+def test_events_of_a_pserver_name_its_process(make_job: Callable[..., Job]) -> None:
+    job = make_job(is_kept=False)
+    generation = job.start_pserver(0).generation
+    master = job.start_master()
+    job.end_pserver(0)
+    kinds = {Kind.PSERVER_CAME.value, Kind.PSERVER_GONE.value}
+
+    def texts() -> list[str]:
+        return [event.text for event in master.service.journal.read(EventsRequest()).events if event.kind in kinds]
+
+    eventually(lambda: len(texts()) == 2)
+    tail = f"index=0 generation={generation} process=pserver-3"
+    assert texts() == [f"pserver registered {tail}", f"pserver is gone {tail}"]

@@ -18,8 +18,8 @@ from flightedl.master.moves import MoveTransactions
 from flightedl.messages.base import decode, encode
 from flightedl.messages.declarations import Placement
 from flightedl.ports import Delete, Put
-from flightedl.testing.contracts.coordinator import put
-from flightedl.testing.memory import MemoryCoordinator
+from tests.support.contracts.coordinator import put
+from tests.support.memory import MemoryCoordinator
 
 from .job_of_twins import KEYS
 

@@ -20,8 +20,8 @@ from flightedl.master import continuity
 from flightedl.master.main import MasterProcess
 from flightedl.messages.decoding import from_json
 from flightedl.ports import Entry, Put
-from flightedl.testing.contracts.coordinator import eventually
-from flightedl.testing.memory import MemoryCoordinator
+from tests.support.contracts.coordinator import eventually
+from tests.support.memory import MemoryCoordinator
 
 KEYS = JobKeys("demo")
 TTL_S = 3.0

@@ -94,3 +94,12 @@ def test_rare_errors_are_forgotten() -> None:
     progress.failed([_failed(2, 2)], 500.0)
     assert [each.batches for each in progress.raised(601.0)] == [1]
     assert progress.raised(2_000.0) == []
+
+
+def test_an_error_counts_the_trainers_that_raised_it_and_not_their_processes() -> None:
+    progress = JobProgress()
+    for attempt, witness in enumerate(("trainer-0", "trainer-0", "trainer-1")):
+        report = FailedTask(epoch=0, position=attempt, attempt=attempt, error="odd", batch=0, place="a.py:3")
+        progress.failed([report], 1.0, witness)
+    (found,) = progress.raised(1.0)
+    assert (found.batches, found.repeated, found.trainers) == (3, 0, 2)

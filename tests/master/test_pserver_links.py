@@ -19,7 +19,7 @@ from flightedl.messages.base import encode
 from flightedl.messages.control import ViewRequest
 from flightedl.messages.status import PserverStatusReply
 from flightedl.rpc.identity import ServerIdentity
-from flightedl.testing.contracts.coordinator import eventually
+from tests.support.contracts.coordinator import eventually
 
 from .job_of_twins import Job
 

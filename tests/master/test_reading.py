@@ -27,7 +27,7 @@ from flightedl.messages.control import CutRequest, SnapshotReply
 from flightedl.messages.declarations import Placement
 from flightedl.messages.reading import ReadCommand, ReadTicket
 from flightedl.rpc.routes import Endpoints
-from flightedl.testing.clock import FakeClock
+from tests.support.clock import FakeClock
 
 LONG_S = 20.0
 #: A matrix whose middle row is on both pservers.

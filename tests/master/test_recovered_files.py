@@ -17,7 +17,7 @@ from flightedl.master.recovery import read_state
 from flightedl.messages.base import encode
 from flightedl.messages.declarations import DeclaredModel, JobDeclaration, ModelDeclaration
 from flightedl.ports import Put
-from flightedl.testing.memory import MemoryCoordinator, MemoryStorage
+from tests.support.memory import MemoryCoordinator, MemoryStorage
 
 KEYS = JobKeys("j")
 FILE = ShardFile(

@@ -13,7 +13,7 @@ from flightedl.domain.queue.values import QueueSettings, TaskGiven
 from flightedl.domain.recovery.replay import AppliedSummary
 from flightedl.errors import JobFailedError, NotFoundError
 from flightedl.messages.control import AppliedReply
-from flightedl.testing.contracts.coordinator import eventually
+from tests.support.contracts.coordinator import eventually
 
 from .job_of_twins import Job
 

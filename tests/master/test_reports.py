@@ -14,7 +14,7 @@ from flightedl.errors import FlightedlError, MessageError, NotFoundError, UsageE
 from flightedl.messages.status import StacksRequest
 from flightedl.messages.tasks import LogRequest
 from flightedl.ports import Delete
-from flightedl.testing.contracts.coordinator import eventually
+from tests.support.contracts.coordinator import eventually
 
 from .job_of_twins import KEYS, MODEL, Job, until_ready
 

@@ -16,8 +16,8 @@ from flightedl.messages.base import decode, encode
 from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset, JobDeclaration
 from flightedl.messages.tasks import FinishedTask, TasksReply, TasksTicket
 from flightedl.ports import Put
-from flightedl.testing.contracts.coordinator import eventually
-from flightedl.testing.memory import MemoryCoordinator, MemoryFiles
+from tests.support.contracts.coordinator import eventually
+from tests.support.memory import MemoryCoordinator, MemoryFiles
 
 from .job_of_twins import KEYS, LoneMaster, until_ready
 

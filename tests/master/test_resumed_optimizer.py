@@ -18,7 +18,7 @@ from flightedl.messages.checkpoints import CheckpointRequest
 from flightedl.messages.declarations import DeclaredModel, JobDeclaration, ModelDeclaration, ParameterDeclaration
 from flightedl.messages.tasks import ModeRequest
 from flightedl.ports import Put
-from flightedl.testing.contracts.coordinator import eventually
+from tests.support.contracts.coordinator import eventually
 
 from .job_of_twins import KEYS, MODEL, TASKS, Job, Master
 
@@ -166,6 +166,7 @@ def test_a_master_that_dies_before_storing_the_settings_leaves_the_choice(make_j
     job.master_coordinator.disconnect()
     with pytest.raises((NotReadyError, UnavailableError)):
         master.service.declaring.model(model_of(SGD(lr=0.5)))
+    master.service.close()  # Before ``start_master`` reconnects it, so that it cannot store them after all.
     assert stored(job).is_former
     successor = job.start_master()
     assert successor.service.declaring.model(model_of(SGD(lr=0.25))).declaration.optimizer["lr"] == 0.25

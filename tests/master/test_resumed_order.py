@@ -10,11 +10,13 @@ import threading
 from collections.abc import Callable
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from flightedl.client.data.reading import batches_of
 from flightedl.domain.queue.batching import record_order
+from flightedl.domain.queue.drawing import SIZE_BYTES, drawn
 from flightedl.domain.queue.permutation import KeyedPermutation, key_of
 from flightedl.domain.trainer.feed import AssignedTask
 from flightedl.errors import DeclarationError, UsageError
@@ -22,12 +24,15 @@ from flightedl.formats.chunks import chunks_to_rows
 from flightedl.formats.dataset_spec import spec_of
 from flightedl.formats.registry import named_format
 from flightedl.master import resuming
+from flightedl.master.flight import MasterFlight
 from flightedl.master.recovery import read_state
 from flightedl.messages.base import decode, encode
 from flightedl.messages.declarations import DatasetDeclaration, EvaluationDeclaration, JobDeclaration
 from flightedl.messages.tasks import Assignment, FailedTask, TasksReply, TasksTicket
 from flightedl.ports import Put
-from flightedl.testing.contracts.coordinator import eventually
+from flightedl.rpc.identity import Caller
+from tests.calls import call_of
+from tests.support.contracts.coordinator import eventually
 
 from .job_of_twins import KEYS, MODEL, Job, Master, PserverTwin, until_ready
 from .test_resuming import resumed as resumed_from_checkpoint
@@ -35,7 +40,9 @@ from .test_resuming import saved
 
 MakeJob = Callable[..., Job]
 TASKS, RECORDS = 8, 6
-FIRST = DatasetDeclaration(urls=["a.parquet"], batch_size=4, epochs=3, shuffle=True, seed=1)
+FIRST = DatasetDeclaration(urls=["a.parquet"], batch_size=4, epochs=3, shuffle=True, seed=1, shuffle_bytes=SIZE_BYTES)
+#: Tasks of all epochs, which the first seed has drawn.
+DRAWN = drawn(np.full(TASKS, RECORDS), np.full(TASKS, 1), 4, key_of(1, 0))
 #: (epoch, record) in the order in which they were read.
 Records = list[tuple[int, int]]
 
@@ -84,7 +91,7 @@ def exchange(master: Master, generation: int, **more: object) -> tuple[TasksRepl
 def read(job: Job, piece: AssignedTask) -> Records:
     """Return the records of a piece, as the client reads them."""
     records: Records = []
-    for batch in batches_of(job.files, piece, spec_of(FIRST)):
+    for batch in batches_of(job.files, piece, spec_of(FIRST), schema=pa.schema({"k": pa.int64()})):
         records += [(piece.assignment.epoch, k) for k in batch.column("k").to_pylist()]
     return records
 
@@ -107,9 +114,16 @@ def order_by(seed: int | None, epoch: int, first: int = 0, end: int = TASKS) -> 
     records: Records = []
     for position in range(first, end):
         task = position if seed is None else KeyedPermutation(TASKS, key_of(seed, epoch)).at(position)
-        order = range(RECORDS) if seed is None else record_order(RECORDS, seed, epoch, task).tolist()
-        records += [(epoch, task * RECORDS + number) for number in order]
+        known = records_of(task)
+        order = range(len(known)) if seed is None else record_order(len(known), seed, epoch, task).tolist()
+        records += [(epoch, known[number]) for number in order]
     return records
+
+
+def records_of(task: int) -> list[int]:
+    pieces = range(DRAWN.firsts[task], [*DRAWN.firsts, len(DRAWN.chunks)][task + 1])
+    firsts = [DRAWN.chunks[piece] * RECORDS + DRAWN.skipped[piece] for piece in pieces]
+    return [int(first + n) for first, piece in zip(firsts, pieces, strict=True) for n in range(DRAWN.records[piece])]
 
 
 def test_tasks_and_records_have_the_new_seed_from_the_next_epoch_on(job: Job) -> None:
@@ -119,6 +133,18 @@ def test_tasks_and_records_have_the_new_seed_from_the_next_epoch_on(job: Job) ->
     assert train(job, master, a, TASKS) == order_by(1, 0, 3) + order_by(2, 1, 0, 3)
     successor = job.start_master()
     assert train(job, successor, a) == order_by(2, 1, 3) + order_by(2, 2)
+
+
+def test_a_trainer_that_ignores_parts_of_chunks_gets_none(job: Job) -> None:
+    """It would train on the other parts, too."""
+    a, flight = job.start_trainer("a"), MasterFlight(begun(job).service)
+    call = call_of("tasks", Caller("a", "t"))
+    ticket = TasksTicket(trainer="a", generation=a, wait_s=0.0)
+    with pytest.raises(UsageError, match="parts of chunks, which this trainer cannot read"):
+        until_ready(lambda: flight._get_tasks(encode(ticket), call))
+    ticket = msgspec.structs.replace(ticket, reads_parts=True, returned=[], holding=[])
+    reply = decode(until_ready(lambda: flight._ask_for_tasks(encode(ticket), call)), TasksReply)
+    assert [len(each.parts) == len(each.chunks) > 1 for each in reply.assignments] == [True]
 
 
 def test_shuffling_ends_with_the_epoch_and_epochs_may_change_with_it(job: Job) -> None:
@@ -240,7 +266,7 @@ def test_evaluations_are_read_in_stored_order(job: Job) -> None:
         records += read(job, pieces[0])
         given += [each.assignment for each in pieces]
         master.report("a", a, given[-1], by=[], evaluation="e")
-    assert records == order_by(None, 0)
+    assert records == [(0, k) for k in range(TASKS * RECORDS)]
 
 
 def test_failed_work_is_located_by_the_seed_of_its_epoch(job: Job) -> None:
@@ -252,7 +278,7 @@ def test_failed_work_is_located_by_the_seed_of_its_epoch(job: Job) -> None:
             epoch=0, position=given.position, attempt=given.attempt, error="broken", batch=given.first_batch
         )
         master.work("a", a, failed=[report], want=0)
-    read_then = [k for _, k in order_by(1, 0) if k // RECORDS == failed[0].task][:4]
+    read_then = [k for _, k in order_by(1, 0) if k in records_of(failed[0].task)][:4]
     places = [each.first_record + number for each in failed[0].ranges for number in range(each.records)]
     assert places == sorted(read_then)
     again = resumed(job, declared(seed=2)).service.status().failed

@@ -18,7 +18,7 @@ from flightedl.messages.base import decode
 from flightedl.messages.checkpoints import CheckpointRequest
 from flightedl.messages.declarations import JobDeclaration
 from flightedl.ports import Put
-from flightedl.testing.contracts.coordinator import eventually
+from tests.support.contracts.coordinator import eventually
 
 from .job_of_twins import KEYS, TASKS, Job, Master, PserverTwin
 
@@ -78,6 +78,15 @@ def test_a_job_that_resumes_if_possible_starts_without_a_checkpoint(make_job: Ma
         assert resumed(job, make_job, resume).coordinator.get(KEYS.job) is not None
     with pytest.raises(UsageError, match="Add --resume to continue from them"):
         resumed(job, make_job, Resume.NEVER)
+
+
+def test_a_job_without_checkpoints_resumes_only_from_its_state_in_etcd(make_job: MakeJob) -> None:
+    job = make_job()
+    job.storage = None
+    for resume in (Resume.NEVER, Resume.AUTO):
+        assert resumed(job, make_job, resume).coordinator.get(KEYS.job) is None
+    with pytest.raises(UsageError, match=r"etcd has no state of job .*: pass its --checkpoint, or run w"):
+        resumed(job, make_job, Resume.ALWAYS)
 
 
 def test_trainers_that_held_tasks_when_the_job_was_stopped_are_not_blamed(make_job: MakeJob) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pyarrow as pa
 
 from flightedl.domain.queue.tasks import TaskQueue
@@ -13,7 +16,7 @@ from flightedl.formats.registry import named_format
 from flightedl.master.indexing import IndexedDataset
 from flightedl.master.status import records_trained
 from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset
-from flightedl.testing.memory import MemoryFiles
+from tests.support.memory import MemoryFiles
 
 
 def test_records_of_failed_work_are_not_counted() -> None:
@@ -49,3 +52,13 @@ def test_records_of_failed_work_are_not_counted() -> None:
         do()
     assert queue.is_done
     assert records_trained(queue, dataset) == 75
+
+
+def test_whole_tasks_are_whole_records() -> None:
+    """5 of 97 tasks of 300 records are 1,500 records, and not 1,499."""
+    counts = SimpleNamespace(done=5, failed=0, total=97, failed_batches=0, dropped_batches=0)
+    queue: Any = SimpleNamespace(counts=lambda: counts, is_done=False, epoch=0)
+    dataset: Any = SimpleNamespace(
+        layout=SimpleNamespace(record_count=97 * 300, batch_size=100, steps_per_batch=1),
+    )
+    assert records_trained(queue, dataset) == 1_500

@@ -12,7 +12,7 @@ from flightedl.domain.queue.tasks import TaskQueue
 from flightedl.domain.queue.values import QueueSettings
 from flightedl.errors import NotReadyError
 from flightedl.messages.tasks import Assignment, FinishedTask, ReturnedTask, StopRequest, TasksTicket
-from flightedl.testing.contracts.coordinator import eventually
+from tests.support.contracts.coordinator import eventually
 
 from .job_of_twins import TASKS, Job, Master
 

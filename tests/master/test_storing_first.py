@@ -16,7 +16,7 @@ from flightedl.errors import NotReadyError, UnregisteredError
 from flightedl.master.state import _Slot
 from flightedl.messages.control import ViewReply
 from flightedl.messages.tasks import FailedTask, FinishedTask, TasksTicket
-from flightedl.testing.contracts.coordinator import eventually
+from tests.support.contracts.coordinator import eventually
 
 from .job_of_twins import DATASET, KEYS, TASKS, Job, Master, PserverTwin, until_ready
 

@@ -16,8 +16,8 @@ from flightedl.ports import Put
 from flightedl.pserver.flight import PserverFlight
 from flightedl.rpc.call import Call
 from flightedl.rpc.identity import Caller
-from flightedl.testing.contracts.coordinator import eventually
 from tests.calls import call_of
+from tests.support.contracts.coordinator import eventually
 
 from .job_of_twins import KEYS, Job, Master
 

@@ -13,7 +13,7 @@ from flightedl.coordination.keys import JobKeys
 from flightedl.errors import UnavailableError, UsageError
 from flightedl.master import resuming
 from flightedl.ports import Put
-from flightedl.testing.memory import MemoryCoordinator, MemoryStorage
+from tests.support.memory import MemoryCoordinator, MemoryStorage
 
 KEYS = JobKeys("demo")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,12 +10,13 @@ import pytest
 
 from flightedl.client.model import lending
 from flightedl.client.model.lending import Lending
+from flightedl.domain.model.optimizers import SGD
 from flightedl.domain.model.sharding import Block
 from flightedl.errors import UsageError
 from flightedl.pserver import arena as arenas
 from flightedl.pserver.arena import Arena
 from flightedl.pserver.spans import ArraySpan
-from flightedl.testing.simulation.planted import Planted, bug, rewrites, swaps
+from tests.simulation.cores.planted import Planted, bug, rewrites, swaps
 
 from .scheduler import Lock, Run, explore, finds, running
 
@@ -36,7 +38,8 @@ def span_of(arena: Arena, number: int) -> ArraySpan:
     values = arena.allocate(2, np.float32, 100.0 * number, is_values=True)
     place = Block(number, 0, 0, 2, 0)
     lock: Any = Lock()
-    return ArraySpan(range(number, number + 1), [place], values, [], None, None, arena, lock)  # type: ignore[arg-type]
+    unused: Any = SimpleNamespace(optimizer=SGD(1.0))
+    return ArraySpan(range(number, number + 1), [place], values, [], unused, unused, arena, lock)
 
 
 def moving(run: Run) -> None:

@@ -17,11 +17,11 @@ from flightedl.pserver.conversation import Conversation
 from flightedl.pserver.line_loop import LineLoop
 from flightedl.pserver.meter import Meter
 from flightedl.pserver.step_stream import StepStream
-from flightedl.testing.memory import MemoryStorage
-from flightedl.testing.simulation.planted import Planted, bug, drops, rewrites
 from flightedl.wire.parts import STEP_END, decode_message, encode_message
 from flightedl.wire.rows import OutgoingBlocks
 from tests.pserver.test_snapshots import Pserver
+from tests.simulation.cores.planted import Planted, bug, drops, rewrites
+from tests.support.memory import MemoryStorage
 
 from .scheduler import Event, Run, VirtualClock, explore, finds, running
 

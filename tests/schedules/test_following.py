@@ -11,8 +11,8 @@ from flightedl.domain.feed.follower import Use
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import plan_shards
 from flightedl.messages.feed import ChangesHeader, Position
-from flightedl.testing.simulation.planted import Planted, bug, rewrites
 from flightedl.wire.changes import Change
+from tests.simulation.cores.planted import Planted, bug, rewrites
 
 from .scheduler import Run, explore, finds
 

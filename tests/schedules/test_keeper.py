@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
+from flightedl.adapters import memory
+from flightedl.adapters.memory import MemoryLease
 from flightedl.coordination import keeper
 from flightedl.coordination.keeper import HeldKey
 from flightedl.domain.tenure import RENEWALS_PER_TTL
 from flightedl.ports import Absent, Delete, ModifiedAt, Put
-from flightedl.testing import memory_coordinator
-from flightedl.testing.memory_coordinator import MemoryCoordinator, MemoryLease
-from flightedl.testing.simulation.planted import Planted, bug, drops, rewrites, swaps
+from tests.simulation.cores.planted import Planted, bug, drops, rewrites, swaps
+from tests.support.memory import MemoryCoordinator
 
 from .scheduler import Run, VirtualClock, explore, finds, running
 
@@ -272,4 +273,4 @@ def test_a_lease_that_is_trusted_from_the_reply_is_found() -> None:
     ids=lambda value: getattr(value, "what", ""),
 )
 def test_a_key_that_is_kept_too_long_is_found(program: Any, flaw: Planted) -> None:
-    finds(flaw, program, [keeper, memory_coordinator], deviations=1)
+    finds(flaw, program, [keeper, memory], deviations=1)

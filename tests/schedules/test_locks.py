@@ -82,8 +82,8 @@ from flightedl.rpc.authentication import Role as Authenticated
 from flightedl.rpc.call import Limits as CallLimits
 from flightedl.rpc.line import Lines
 from flightedl.rpc.reuse import HeldStream, ReusableExchange
-from flightedl.testing.memory_coordinator import MemoryCoordinator
 from flightedl.wire.changes import Change
+from tests.support.memory import MemoryCoordinator
 
 KEYS, CLOCK = JobKeys("j"), SystemClock()
 NOTHING: Any = None

@@ -12,7 +12,7 @@ from flightedl.coordination.keys import JobKeys
 from flightedl.domain.master.events import LeasesSeen
 from flightedl.master import service as services
 from flightedl.master.service import MasterService
-from flightedl.testing.simulation.planted import Planted, bug, swaps
+from tests.simulation.cores.planted import Planted, bug, swaps
 
 from .scheduler import Lock, Run, explore, finds, running
 
@@ -50,7 +50,11 @@ class Master:
         made._links = SimpleNamespace(follow=lambda _: None)  # type: ignore[assignment]
         core = SimpleNamespace(trainers={})
         made._state = SimpleNamespace(  # type: ignore[assignment]
-            lock=contextlib.nullcontext(), core=core, progress=SimpleNamespace(gone=self.gone.append), apply=self.apply
+            lock=contextlib.nullcontext(),
+            core=core,
+            progress=SimpleNamespace(gone=self.gone.append),
+            processes={},
+            apply=self.apply,
         )
 
     def apply(self, event: object) -> None:

@@ -25,9 +25,9 @@ from flightedl.pserver.moving.mover import Mover
 from flightedl.pserver.moving.parcels import Digest
 from flightedl.pserver.moving.peers import Reading
 from flightedl.pserver.shard import Shard
-from flightedl.testing.memory import MemoryStorage
-from flightedl.testing.simulation.planted import bug, rewrites, swaps
 from tests.pserver.test_snapshots import Pserver
+from tests.simulation.cores.planted import bug, rewrites, swaps
+from tests.support.memory import MemoryStorage
 
 from .scheduler import Run, VirtualClock, explore, finds
 

@@ -12,8 +12,8 @@ from flightedl.client.registration import Registration
 from flightedl.coordination.keys import JobKeys
 from flightedl.errors import FencedError, NotReadyError
 from flightedl.ports import Put
-from flightedl.testing.memory_coordinator import MemoryCoordinator
-from flightedl.testing.simulation.planted import Planted, bug, drops, swaps
+from tests.simulation.cores.planted import Planted, bug, drops, swaps
+from tests.support.memory import MemoryCoordinator
 
 from .scheduler import Run, VirtualClock, explore, finds
 

@@ -13,9 +13,9 @@ from flightedl.domain.consistency.modes import Async
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.pserver import held
 from flightedl.pserver.held import Held
-from flightedl.testing.memory import MemoryStorage
-from flightedl.testing.simulation.planted import bug, rewrites
 from tests.pserver.test_snapshots import Pserver
+from tests.simulation.cores.planted import bug, rewrites
+from tests.support.memory import MemoryStorage
 
 from .scheduler import Run, explore, finds, first_failure
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from flightedl.client.model import step_channel
+from flightedl.domain.model.optimizers import SGD
 from flightedl.domain.model.sharding import Block
 from flightedl.errors import UnavailableError
 from flightedl.messages.parameters import Outcome
@@ -18,11 +20,11 @@ from flightedl.pserver.arena import Arena
 from flightedl.pserver.meter import Meter
 from flightedl.pserver.spans import ArraySpan
 from flightedl.rpc.same_host import SharedPair
-from flightedl.testing.simulation.planted import Planted, bug, drops, rewrites, swaps
 from flightedl.wire import shared_protocol, shared_values
 from flightedl.wire.parts import STEP_END
 from flightedl.wire.rows import OutgoingBlocks
 from flightedl.wire.shared_values import Outbox
+from tests.simulation.cores.planted import Planted, bug, drops, rewrites, swaps
 
 from .scheduler import Event, Lock, Run, SimpleQueue, VirtualClock, explore, finds, running
 
@@ -152,9 +154,9 @@ class Stream:
         self.client.share(SharedPair(ours, theirs, here, store, gradients), 1 << 20)
         values = Arena(store.values).allocate(COUNT, np.float32, is_values=True)
         lock: Any = Lock()
-        kernels: Any = None
+        unused: Any = SimpleNamespace(optimizer=SGD(1.0))
         arena = Arena(store.values[COUNT * 4 :])
-        self.span = ArraySpan(range(1), [Block(0, 0, 0, COUNT, 0)], values, [], kernels, kernels, arena, lock)
+        self.span = ArraySpan(range(1), [Block(0, 0, 0, COUNT, 0)], values, [], unused, unused, arena, lock)
         self.version = self.answered = 0
         self.gradient = gradients.values[: COUNT * 4].view(np.float32)
 

@@ -13,9 +13,9 @@ from flightedl.domain.exactly_once.batches import Batch
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.formats.shard_files import StoredBlock
 from flightedl.pserver import copier, copying, snapshots
-from flightedl.testing.memory import MemoryStorage
-from flightedl.testing.simulation.planted import Planted, bug, drops, swaps
 from tests.pserver.test_snapshots import Pserver
+from tests.simulation.cores.planted import Planted, bug, drops, swaps
+from tests.support.memory import MemoryStorage
 
 from .scheduler import Run, explore, finds, running
 

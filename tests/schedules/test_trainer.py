@@ -16,7 +16,7 @@ from flightedl.messages.base import decode, encode
 from flightedl.messages.tasks import Assignment, LogReply, LogRequest, ReturnedTask, TasksReply
 from flightedl.process import background
 from flightedl.process.background import Background
-from flightedl.testing.simulation.planted import Planted, bug, drops, rewrites, swaps
+from tests.simulation.cores.planted import Planted, bug, drops, rewrites, swaps
 
 from .scheduler import Run, VirtualClock, explore, finds
 
@@ -140,7 +140,7 @@ def working(run: Run) -> None:
 
 @pytest.fixture(autouse=True)
 def cheap_facts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "host_facts", dict)
+    monkeypatch.setattr(progress.machine, "host_facts", dict)
 
 
 PROGRAMS: dict[str, tuple[Any, Any]] = {

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from flightedl.adapters import memory
 from flightedl.coordination import directory as directories
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keys import JobKeys
@@ -21,9 +22,8 @@ from flightedl.pserver import changes as block_changes
 from flightedl.pserver.changes import Changes
 from flightedl.recording import writer
 from flightedl.recording.writer import BackgroundFile
-from flightedl.testing import memory_coordinator
-from flightedl.testing.memory_coordinator import MemoryCoordinator
-from flightedl.testing.simulation.planted import Planted, bug, drops, rewrites, swaps
+from tests.simulation.cores.planted import Planted, bug, drops, rewrites, swaps
+from tests.support.memory import MemoryCoordinator
 
 from .scheduler import Lock, Run, VirtualClock, explore, finds, running
 
@@ -149,7 +149,7 @@ _directory: list[Path] = []
 @pytest.fixture(autouse=True)
 def virtual_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     _directory.append(tmp_path)
-    monkeypatch.setattr(memory_coordinator, "time", SimpleNamespace(monotonic=lambda: running().now))
+    monkeypatch.setattr(memory, "SystemClock", lambda: SimpleNamespace(now=lambda: running().now))
 
 
 PROGRAMS: dict[str, tuple[Any, Any, int]] = {

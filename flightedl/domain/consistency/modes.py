@@ -74,7 +74,7 @@ class Async(Mode):
         push_every: The client sums the gradients of this many batches and pushes once. At the end of a task it pushes
             the rest, so a push never contains batches of two tasks. Tasks should have at least this many batches.
         pull_every: Number of steps after which current values are pulled, whether or not the step pushes.
-        staleness_scaled: Divide the learning rate by 1 + the number of updates that the gradient did not see
+        staleness_scaled: Divide the learning rate by 1 + the number of pushes that the gradient did not see
             (Zhang et al. 2016, staleness-aware async SGD).
         reduce: ``"mean"`` pushes the mean of the batches, weighted by records, as for a single batch with all records.
             ``"sum"`` pushes the plain sum, which for plain SGD equals as many separate pushes.

@@ -28,9 +28,11 @@ atomic.
 * With ``backup``, the versions of blocks differ by at most 1, provided that each trainer pulls all blocks at base + 1
   or later and pushes to all of them with *one* base: the lowest version that it pulled.
 
-**Async.** Every gradient is applied on arrival, and ``version`` is the number of applied gradients. Membership only
-fences off former members. A base version above the block's own is also ``Stale``, because the pserver may have been
-restored from an older checkpoint since the sender pulled. The sender pulls the current values and pushes again.
+**Async.** Every gradient is applied on arrival, and ``version`` is the number of accepted pushes. It includes pushes
+without a gradient for this block, so that schedules, which depend on the version, give all blocks the same rate.
+Membership only fences off former members. A base version above the block's own is also ``Stale``, because the pserver
+may have been restored from an older checkpoint since the sender pulled. The sender pulls the current values and pushes
+again.
 
 **Bounded.** Like async, but each member has a *clock*: its first round plus the *step* in its push, which counts the
 batches that the trainer has begun since it was admitted. A pull waits while the puller's clock is more than
@@ -105,7 +107,7 @@ class BlockRounds:
     )
 
     def __init__(self, mode: Mode, version: int = 0) -> None:
-        #: Number of closed rounds (sync) or applied updates (async, bounded).
+        #: Number of closed rounds (sync) or accepted pushes (async, bounded).
         self.version = version
         #: Member -> first round.
         self.members: dict[int, int] = {}
@@ -181,13 +183,11 @@ class BlockRounds:
         return self._total_weight
 
     @property
-    def held_batches(self) -> tuple[Batch, ...]:
-        """Marked batches in the accumulator. Snapshots exclude the accumulator, so they must remove these marks."""
-        return tuple(batch for batch, _ in self._held)
-
-    @property
     def held(self) -> tuple[tuple[Batch, int], ...]:
-        """Each of the ``held_batches`` with the number of batches in its task."""
+        """Marked batches in the accumulator, each with the number of batches in its task.
+
+        Snapshots exclude the accumulator, so they must remove these marks.
+        """
         return tuple(self._held)
 
     def waits_for(self) -> list[int]:
@@ -253,10 +253,8 @@ class BlockRounds:
                 return _ARRIVED
         if already_applied:
             return _REPEATED
-        if not weight:
-            return _ARRIVED
         self.version += 1
-        return Apply(version - base_version)
+        return Apply(version - base_version) if weight else _ARRIVED
 
     def _arrive_in_time(
         self,

@@ -20,7 +20,7 @@ class Accumulate(msgspec.Struct, frozen=True):
 class Apply(msgspec.Struct, frozen=True):
     """Run the optimizer now, and mark the batch. The version has already been incremented.
 
-    ``staleness`` is the number of updates applied since the gradient's base version.
+    ``staleness`` is the number of pushes accepted since the gradient's base version.
     """
 
     staleness: int
@@ -29,7 +29,7 @@ class Apply(msgspec.Struct, frozen=True):
 class Arrived(msgspec.Struct, frozen=True):
     """The member has arrived, or its clock has advanced, but it contributed no gradient.
 
-    Mark the batch unless it is marked.
+    Mark the batch unless it is marked. Outside of sync mode, a new batch has incremented the version.
     """
 
 

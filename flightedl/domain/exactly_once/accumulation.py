@@ -27,7 +27,7 @@ differs between the blocks.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -121,6 +121,31 @@ class BatchGroup(Generic[Member]):
             lacked.setdefault(key, []).append(member)
         done = lacked.pop(frozenset(), [])
         return Settled(tuple(done), tuple(map(tuple, lacked.values())))
+
+
+def mean_batches(tasks: Iterable[tuple[int, int]], push_every: int) -> float:
+    """Return the mean number of batches in a sum, which has at most ``push_every`` batches, all of one task.
+
+    Args:
+        tasks: (number of batches, number of tasks that have so many batches).
+        push_every: Number of batches that are pushed at once.
+    """
+    batches = pushes = 0
+    for batch_count, task_count in tasks:
+        batches += batch_count * task_count
+        pushes += -(-batch_count // push_every) * task_count
+    return batches / pushes if pushes else push_every
+
+
+def described_pushes(tasks: Sequence[tuple[int, int]], push_every: int) -> tuple[str, bool]:
+    """Describe the mean number of batches in a sum (see ``mean_batches``), and say if it is less than half.
+
+    The text is empty if batches are not summed, or if the tasks are unknown.
+    """
+    if push_every == 1 or not tasks:
+        return "", False
+    mean = mean_batches(tasks, push_every)
+    return f"with push_every={push_every}, a push has {mean:.1f} batches on average", 2 * mean < push_every
 
 
 def missing_places(bits: bytes, count: int) -> tuple[int, ...]:

@@ -24,7 +24,6 @@ from functools import reduce
 from operator import and_, itemgetter
 
 import msgspec
-import numpy as np
 
 from flightedl.domain.exactly_once.batches import MAX_TASKS, Batch
 from flightedl.domain.exactly_once.cohorts import Cohort, CohortRecord, differing
@@ -186,13 +185,8 @@ class AppliedBatches:
         for cohort in self._cohorts:
             cohort.set_task_count(epoch, task_count)
 
-    def done_tasks(self, epoch: int) -> list[int]:
-        """Return the tasks whose batches every block has applied, in ascending order."""
-        bitmap = np.unpackbits(np.frombuffer(self.done_bitmap(epoch), np.uint8), bitorder="little")
-        return [int(task) for task in np.flatnonzero(bitmap)]
-
     def done_bitmap(self, epoch: int) -> bytes:
-        """Return ``done_tasks`` as a bitmap, lowest task first, without trailing zero bytes."""
+        """Return the tasks whose batches every block has applied: bits, lowest task first, no trailing zero bytes."""
         bits = reduce(and_, [cohort.done_bits(epoch) for cohort in self._cohorts] or [0])
         return bits.to_bytes((bits.bit_length() + 7) >> 3, "little")
 

@@ -22,6 +22,9 @@ that ends exactly with the checkpoint's state. Clients that have passed the mark
 If a block moves to another pserver, its new owner sends the complete block and the version of the placement. A client
 keeps that version for each block, and ignores what a former owner sent before the move.
 
+If the model starts over, for example because its job was forgotten and started again, versions of the placement begin
+again, too. A client then fills an empty copy from bases of the new life, and ignores messages of earlier lives.
+
 A client is up to date only when, for each block, it has a new answer from a pserver that was the block's owner. While
 blocks move, answers of all pservers may lack a block: its new owner answered before it adopted the block, and its
 former owner answered after it had released the block. The former owner may also lag behind and still have the block

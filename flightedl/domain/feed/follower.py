@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 
+from flightedl.marks import sometimes
 from flightedl.messages.feed import ChangesHeader, Position
 
 
@@ -17,12 +18,21 @@ class Use(enum.Enum):
     IGNORE = "ignore"
     #: The message does not fit the applied state. Send another request with ``since``.
     ASK_AGAIN = "ask again"
+    #: The model has started over, and nothing of the applied state belongs to it. Request bases for an empty copy.
+    START_OVER = "start over"
 
 
 class FollowedFeeds:
-    """Positions in the feeds of all pservers, and the owners of blocks and buckets, as a client knows them."""
+    """Positions in the feeds of all pservers, and the owners of blocks and buckets, as a client knows them.
 
-    def __init__(self) -> None:
+    Versions of the placement, numbers of checkpoints and positions are compared only within one life of the model.
+
+    Args:
+        life: Lowest life from which messages are applied. The first applied message may increase it.
+    """
+
+    def __init__(self, life: int = 0) -> None:
+        self.life = life
         self._positions: dict[int, Position] = {}
         #: Block or bucket -> highest placement version of any message from which its content was applied.
         self._placements: dict[int, int] = {}
@@ -43,12 +53,17 @@ class FollowedFeeds:
     def use_of(self, server: int, header: ChangesHeader) -> Use:
         """Decide what to do with a pserver's message. Generations only increase, even when the model starts over."""
         known, received = self._positions.get(server), header.position
+        if received.life < self.life:
+            return Use.IGNORE
+        if received.life > self.life and self._positions:
+            sometimes("a follower met a model that had started over")
+            return Use.START_OVER
         if known is not None and received.generation < known.generation:
             return Use.IGNORE
         if header.since is None:
             is_older = known is not None and known.generation == received.generation and received.number < known.number
             return Use.IGNORE if is_older else Use.APPLY
-        if known is None or known.generation != received.generation or known.life != received.life:
+        if known is None or known.generation != received.generation:
             return Use.ASK_AGAIN
         if received.number < known.number:
             return Use.IGNORE
@@ -68,6 +83,7 @@ class FollowedFeeds:
             blocks: All blocks and buckets of the pserver, including those that have not changed.
             asked: Instant of the request.
         """
+        self.life = header.position.life
         self._positions[server] = header.position
         leaving = {block for start, stop in header.leaving for block in range(start, stop)}
         for block in self.owned(header, blocks):
@@ -91,11 +107,3 @@ class FollowedFeeds:
         """True if these blocks and buckets have all changes that their owners had at the instant ``begun``."""
         asked = self._asked
         return all(block in asked and asked[block] > begun for block in blocks)
-
-    def forget(self) -> None:
-        """Start over, because the job has another model."""
-        self._positions.clear()
-        self._placements.clear()
-        self._asked.clear()
-        self._checkpoints.clear()
-        self._stops.clear()

@@ -15,9 +15,10 @@ from flightedl.messages.feed import Position
 class State(NamedTuple):
     """State of a block. Equal states imply equal content."""
 
-    #: Number of times that the block has moved to this pserver. The version may have decreased on another pserver.
+    #: Number of times that the block has moved to this pserver. The other number may have decreased on another pserver.
     arrivals: int
-    version: int
+    #: Number of updates to an array's block, or version of a table's bucket, whose rows may expire without an update.
+    changes: int
 
 
 class Removed(NamedTuple):

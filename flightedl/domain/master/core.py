@@ -16,6 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from flightedl.domain.consistency.modes import Mode
+from flightedl.domain.exactly_once.accumulation import described_pushes
 from flightedl.domain.groups.incarnation import Group
 from flightedl.domain.master import effects as out
 from flightedl.domain.master import events
@@ -35,7 +36,7 @@ from flightedl.domain.master.training import HandedOut, Training
 from flightedl.domain.master.work import Work
 from flightedl.domain.model.declared import plan_of
 from flightedl.domain.moving.values import StoredIntent
-from flightedl.domain.queue.values import QueueSettings
+from flightedl.domain.queue.values import FailedSelector, QueueSettings
 from flightedl.domain.recovery.reinitialization import Reinitialize
 from flightedl.errors import FlightedlError, JobFailedError, NotReadyError, UsageError
 from flightedl.messages.base import decode, encode
@@ -118,11 +119,13 @@ class MasterCore:
         self._is_turn_of_moves = False
         self.evaluations = Evaluations(self._outbox)
         self._groups = GroupRequests(settings.attempts_limit, stored.group, self._outbox)
+        self.group.is_stopped = self.training.is_stopped
         self._waiting: dict[int, Waiting] = {}
         if stored.evaluations is not None:
             self.evaluations.recover(stored.evaluations)
         if tasks is not None:
             self._begin_training(tasks, stored.queue, stored.failures)
+            self._return_set_aside()
         if self.declaration.model is not None:
             self._begin_membership(self.declaration.model, stored.membership)
             self._begin_moves(self.declaration.model, stored.intent)
@@ -208,7 +211,7 @@ class MasterCore:
 
     @property
     def is_over(self) -> bool:
-        return self.group.is_done or self.training.is_over
+        return self.group.is_done if self.group.has_started else self.training.is_over
 
     @property
     def _serving_members(self) -> Members | None:
@@ -284,8 +287,9 @@ class MasterCore:
                 self.members.pserver_up(index, generation)
 
     def _trainer_departed(self, trainer: str, *, is_alive: bool) -> None:
-        text = "trainer is gone trainer=%s is_alive=%s"
-        self._outbox.note(out.Kind.TRAINER_GONE, trainer, text, trainer, is_alive)
+        text = "trainer is gone trainer=%s is_alive=%s tasks_held=%d"
+        held = 0 if self.work is None else self.work.queue.held_count(trainer)
+        self._outbox.note(out.Kind.TRAINER_GONE, trainer, text, trainer, is_alive, held)
         self.training.trainer_departed(trainer, self._now, is_graceful=is_alive)
         self.evaluations.trainer_departed(trainer, self._now, is_graceful=is_alive)
         self._outbox.touch()
@@ -324,7 +328,8 @@ class MasterCore:
     def _check_end(self) -> None:
         before = self.ending.may_end
         self.ending.look(self.work, self._serving_members, self._now)
-        self.ending.may_end |= self.group.is_done
+        if self.group.has_started:
+            self.ending.may_end = self.group.is_done
         if self.ending.may_end and not before:
             self._outbox.note(out.Kind.JOB_DONE, "", "the job is done")
 
@@ -480,6 +485,17 @@ class MasterCore:
     def _begin_training(self, tasks: QueueSettings, stored: bytes | None, failures: bytes | None) -> None:
         tasks = dataclasses.replace(tasks, is_deduplicated=self._declarations.has_model)
         self.training.begin(tasks, stored, failures)
+
+    def _return_set_aside(self) -> None:
+        """Return quarantined batches to the queue if the job is resumed. Dropped batches stay dropped."""
+        failed = self.training.known.queue.failed
+        if self._is_resumed and (failed.failed.batch_count or failed.forgotten):
+            text = "batches that were set aside are retried batches=%d; ranges that are no longer known: %d"
+            values = failed.failed.batch_count, failed.forgotten
+            self._outbox.note(out.Kind.CHANGED_BY_HAND, "", text, *values, is_warning=failed.forgotten > 0)
+            if failed.failed.batch_count:
+                self.training.known.queue.retry_failed(FailedSelector())
+            self._outbox.touch()
 
     def _files_joined(self, event: events.FilesJoined) -> None:
         self.training.known.queue.grow(event.task_count, event.batch_counts)
@@ -665,6 +681,10 @@ class MasterCore:
             raise NotReadyError("no trainer has declared the model yet: pass the first mode to job.parameters")
         assert model is not None, "a job with members has a model"
         mode = None if request.mode is None else Mode.from_json(request.mode)
+        tasks = [] if self.declaration.dataset is None else self.declaration.dataset.task_batches
+        pushes, is_short = described_pushes(tasks, getattr(mode or members.membership.mode, "push_every", 1))
+        if mode is not None and is_short and not request.short_pushes:
+            raise UsageError(f"{pushes}: choose a lower --push-every, or permit it with --short-pushes")
         if mode is not None and mode != members.membership.mode:
             if self.is_over:
                 raise JobFailedError("all epochs are done, so there is no round left at which the mode could change")
@@ -674,7 +694,7 @@ class MasterCore:
             members.switch(mode)
         if members.membership.late_to_switch and not is_last and request.wait_s:
             return replace(waiting, request=replace(request, mode=None))
-        return members.mode_reply()
+        return replace(members.mode_reply(), pushes=pushes)
 
     def _checkpoint(self, request: CheckpointRequest, waiting: Waiting, is_last: bool) -> msgspec.Struct:
         if not self.checkpointing.is_kept:
@@ -708,6 +728,7 @@ class MasterCore:
             who = request.name or request.trainer
             self._outbox.note(out.Kind.JOB_STOPPED, request.trainer, text, who, request.reason)
             self.training.stop_job(StopRecord(who=who, reason=request.reason))
+            self.group.is_stopped = True
             self._outbox.touch()
         return out.Done()
 

@@ -75,11 +75,12 @@ class Declarations:
             DeclarationError: they differ. The first declaration after resuming may differ in some settings.
         """
         known = self.known.dataset
-        if known is not None and self.known.is_resumed:
-            may_differ = _MAY_DIFFER.__contains__
-            require_same("dataset", known.declaration, declared, may_differ=may_differ, but=_MAY_DIFFER_TEXT)
-        elif known is not None:
-            require_same("dataset", known.declaration, declared)
+        if known is not None:
+            is_resumed = self.known.is_resumed
+            # If an older version began the job, its declaration lacks ``shuffle_bytes``, and the job keeps its tasks.
+            may_differ = (_MAY_DIFFER if is_resumed else ()) + (("shuffle_bytes",) if known.drawing is None else ())
+            but = _MAY_DIFFER_TEXT if is_resumed else ""
+            require_same("dataset", known.declaration, declared, may_differ=may_differ.__contains__, but=but)
         return known
 
     def adopt_dataset(self, reply: DeclaredDataset) -> None:

@@ -122,7 +122,7 @@ class Moves:
             return
         record = self.record
         if request.is_cancelled:
-            if record is not None and not record.is_done:
+            if record is not None and not record.is_done and request.change in {0, record.change}:
                 self._end("the change was cancelled")
             return
         count = request.pservers or (director.placement.pservers if record is None else record.pservers)
@@ -132,8 +132,8 @@ class Moves:
                 return
             raise UsageError(f"a change to {_described(record)} is in progress: wait until it is done, or cancel it")
         self._require_possible(count, drained, plan.block_count + plan.bucket_count)
-        target = ScaleRecord(pservers=count, drained=drained, left=[] if record is None else record.left)
-        self._begin(target if record is None else replace(target, leaving=record.leaving), now)
+        target = record or ScaleRecord(pservers=count, is_done=True)
+        self._begin(replace(target, pservers=count, drained=drained), now)
 
     def _leave(self, director: Director, request: ScaleRequest, now: float) -> None:
         """Move the blocks of processes that will end, or stop doing so. A change in progress continues with the others.
@@ -155,7 +155,7 @@ class Moves:
         if self._rebalancing is not None:
             self._rebalancing.forget()
         moved = 0 if target.is_done else target.moved
-        target = replace(target, is_done=False, given_up="", moved=moved)
+        target = replace(target, is_done=False, given_up="", moved=moved, change=target.change + target.is_done)
         self.record = replace(target, total=moved + self._distance(target))
         self._failures, self._not_before, self._waiting_for = 0, now, ""
         text = "the pservers change: %s blocks_to_move=%d"
@@ -188,6 +188,7 @@ class Moves:
             is_done=record.is_done,
             waiting_for=record.given_up or self._waiting_for,
             is_given_up=bool(record.given_up),
+            change=record.change,
         )
 
     def acknowledged(self, attempt: int, block: int, generation: int) -> None:

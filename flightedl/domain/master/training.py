@@ -176,5 +176,6 @@ class Training:
             ahead=ahead,
             retry_after_s=retry_after_s,
             is_ending=is_ending,
+            waiting_for="" if handed.given else self.known.queue.blame.waits_for(ticket.trainer),
             epoch=self.known.queue.epoch,
         )

@@ -79,6 +79,8 @@ class Work:
             self.reports["repeated" if isinstance(answer, AlreadyDone) else _REPORTS[type(report)]] += 1
             return answer
 
+        if ticket.failed:
+            queue.blame.meet(ticket.trainer, ticket.witness, now)
         for done in ticket.done:
             queue.note_done(ticket.trainer, done.attempt, done.stretches, now, generation=ticket.generation)
         for finished in ticket.finished:
@@ -89,7 +91,8 @@ class Work:
                 self.repeated_count += is_repeated
                 self._news(answer.effects)
         for failed in ticket.failed:
-            effects = take(failed, queue.fail, error=failed.error, batch=failed.batch)
+            more = {name: getattr(failed, name) for name in ("error", "fault", "batch", "place")}
+            effects = take(failed, queue.fail, **more)
             self._news(effects)  # type: ignore[arg-type]
         for returned in ticket.returned:
             self._news(take(returned, queue.give_back))  # type: ignore[arg-type]
@@ -131,7 +134,9 @@ class Work:
         known = set(ticket.holding)
         outcome, retry_after_s = "none_now", 0.0
         for _ in range(ticket.want):
-            answer = self.queue.request(ticket.trainer, now, HOLDING_CEILING, known, trainer_count, ticket.generation)
+            answer = self.queue.request(
+                ticket.trainer, now, HOLDING_CEILING, known, trainer_count, ticket.generation, ticket.witness
+            )
             if not isinstance(answer, TaskGiven):
                 if isinstance(answer, EpochsDone):
                     outcome = "epochs_done"

@@ -11,28 +11,17 @@ import math
 from dataclasses import dataclass
 
 from flightedl.domain.model.settings import Setting, family, number
-
-_MASK = (1 << 64) - 1
-#: 2**64 divided by the golden ratio, which splitmix64 uses as its increment.
-GOLDEN = 0x9E3779B97F4A7C15
-
-
-def scrambled(bits: int) -> int:
-    """Apply the finalizer of splitmix64 (Steele, Lea & Flood 2014): a bijection that mixes all 64 bits."""
-    bits &= _MASK
-    bits = ((bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    bits = ((bits ^ (bits >> 27)) * 0x94D049BB133111EB) & _MASK
-    return bits ^ (bits >> 31)
+from flightedl.domain.splitmix64 import GOLDEN, mix
 
 
 def stream_key(seed: int, salt: int) -> int:
     """Return a key for a table and a seed, which differs between tables and between seeds."""
-    return scrambled(scrambled(seed + GOLDEN) ^ salt)
+    return mix(mix(seed + GOLDEN) ^ salt)
 
 
 def element_bits(key: int, row: int, element: int) -> int:
     """Return 64 random bits for one element. ``row`` is the row's id as 64 bits."""
-    return scrambled(scrambled(key ^ row) + (element + 1) * GOLDEN)
+    return mix(mix(key ^ row) + (element + 1) * GOLDEN)
 
 
 class Init(Setting):

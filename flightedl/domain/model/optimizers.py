@@ -2,14 +2,17 @@
 
 Rules for all of them:
 
-* One update uses a block's values, its *slots* (arrays like the values) and one gradient. It adds 1 to the version.
+* One update uses a block's values, its *slots* (arrays like the values) and one gradient.
 * An update divides the gradient (for a mean), clips each element to ``clip_value``, adds ``weight_decay * values``, and
   applies the rule. AdamW and LAMB apply weight decay separately from the gradient, as in their papers.
 * The client applies ``clip_norm``, because a pserver sees only the gradients of its own blocks. The norm covers all
   gradients, but not the differences that are pushed to parameters with a :class:`Delta` of their own.
-* ``lr`` is a number, or a :class:`~flightedl.domain.model.schedules.Schedule` that depends on the block's version.
+* ``lr`` is a number, or a :class:`~flightedl.domain.model.schedules.Schedule` that depends on the block's version. The
+  version also counts rounds or pushes without a gradient for the block, so it is the same for all blocks.
+* Bias corrections depend on the number of the block's own updates.
 * ``overrides`` change the settings of parameters whose names match a pattern: ``{"*.bias": {"lr": 0.1, "weight_decay":
-  0}}``. In a pattern, ``*`` stands for any text and ``?`` for any character; nothing else is special.
+  0}}``. In a pattern, ``*`` stands for any text and ``?`` for any character. After a backslash, they stand for
+  themselves (:func:`exact`).
 * All matching patterns apply, and later ones win. A pattern may also select another rule, as in ``{"*.running_mean":
   Delta()}``; other patterns then have no effect. Declaring the model fails if a pattern matches no parameter.
 
@@ -23,7 +26,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from flightedl.domain.model.schedules import Schedule, rate_at
 from flightedl.domain.model.settings import Setting, checked, family, fields_of, number
@@ -106,6 +109,11 @@ class Optimizer(Setting):
             return frozenset()
         return frozenset(name for name in names if isinstance(self.for_parameter(name), Delta))
 
+    def assigned(self, names: Iterable[str]) -> frozenset[str]:
+        """Return the parameters to which trainers push new values instead of gradients."""
+        rules = ((name, self.for_parameter(name)) for name in names)
+        return frozenset(name for name, rule in rules if isinstance(rule, Delta) and rule.assign)
+
     def check_names(self, names: Iterable[str]) -> None:
         """Raise UsageError if a pattern in ``overrides`` matches no parameter."""
         known = list(names)
@@ -120,8 +128,14 @@ class Optimizer(Setting):
 family(Optimizer)
 
 
+def exact(name: str) -> str:
+    """Return the pattern that matches only this name."""
+    return re.sub(r"[*?\\]", r"\\\g<0>", name)
+
+
 def _pattern(text: str) -> re.Pattern[str]:
-    return re.compile("".join({"*": ".*", "?": "."}.get(letter) or re.escape(letter) for letter in text), re.DOTALL)
+    parts = re.findall(r"\\[*?\\]|.", text, re.DOTALL)
+    return re.compile("".join({"*": ".*", "?": "."}.get(part) or re.escape(part[-1]) for part in parts), re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +151,14 @@ class Delta(Optimizer):
 
     Trainers with their own optimizers push the changes of their values. In sync mode with ``reduce="mean"``, the result
     is the mean of the trainers' values. ``weight_decay`` is rejected, because those optimizers should apply it.
+
+    Args:
+        assign: If set, trainers push new values, which replace the old ones. In sync mode, the new values are the
+            ``"mean"`` of a round's values, weighted by the batches' weights, or those of the ``"latest"`` batch, which
+            has the highest identity. Otherwise, each push replaces the values.
     """
+
+    assign: Literal["", "mean", "latest"] = ""
 
     def rate_at(self, version: int) -> float:  # noqa: ARG002 - the protocol's argument
         return -1.0
@@ -145,6 +166,8 @@ class Delta(Optimizer):
     def check(self) -> None:
         if self.weight_decay:
             raise UsageError("Delta: weight_decay belongs to the optimizer that computes the differences")
+        if self.assign and self.clip_value is not None:
+            raise UsageError("Delta: clip_value limits differences, so it cannot be combined with assign")
         Optimizer.check(self)
 
 

@@ -2,7 +2,8 @@
 
 ``at(version)`` is the learning rate of the update from ``version`` to ``version + 1``; the first update is that from
 version 0. Pservers evaluate the schedule for each block, so trainers and pservers need not exchange rates. ``updates``
-counts versions: one per round in sync mode, one per accepted push in async mode.
+counts versions: one per round in sync mode, one per accepted push in the other modes, including rounds and pushes
+without a gradient for the block. So all blocks have the same rate, however often each of them has been updated.
 
 Schedules can be combined: :class:`LinearWarmup` is followed by any other schedule, whose versions then start at zero.
 Rates are computed in float64 and never rounded to the parameter's dtype.

@@ -284,7 +284,10 @@ def plan_shards(
 
 def _require_pserver(count: int) -> None:
     if count < 1:
-        raise UsageError(f"this job has {count} pservers, but a model needs at least one: start it with --pservers 1")
+        raise UsageError(
+            f"this job has {count} pservers, but a model needs at least one: start it with "
+            "`flightedl run --pservers 1`, and let its trainers know its etcd (FLIGHTEDL_ETCD)"
+        )
 
 
 def _require_distinct(kind: str, names: Sequence[str]) -> None:

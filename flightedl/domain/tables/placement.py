@@ -22,13 +22,12 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from flightedl.domain.model.initial import scrambled
+from flightedl.domain.splitmix64 import MASK, mix, mix_all
 
 Ids = npt.NDArray[np.uint64]
 
 BUCKETS = 1024
 _BUCKET_SHIFT = np.uint64(64 - 10)
-_MASK = (1 << 64) - 1
 
 
 def salt_of(table: str) -> int:
@@ -38,7 +37,7 @@ def salt_of(table: str) -> int:
 
 def mixed(row: int, salt: int) -> int:
     """Mix the bits of an id, which is a signed or unsigned 64-bit integer."""
-    return scrambled((row & _MASK) ^ salt)
+    return mix((row & MASK) ^ salt)
 
 
 def bucket_of(row: int, salt: int) -> int:
@@ -56,13 +55,7 @@ def bucket_owners(pserver_count: int) -> npt.NDArray[np.int64]:
 
 def mixed_ids(ids: Ids, salt: int | Ids) -> Ids:
     """Mix n ids with one salt or with n salts: (n,) -> (n,)."""
-    bits = ids ^ (np.uint64(salt) if isinstance(salt, int) else salt)
-    bits ^= bits >> np.uint64(30)
-    bits *= np.uint64(0xBF58476D1CE4E5B9)
-    bits ^= bits >> np.uint64(27)
-    bits *= np.uint64(0x94D049BB133111EB)
-    bits ^= bits >> np.uint64(31)
-    return bits
+    return mix_all(ids ^ (np.uint64(salt) if isinstance(salt, int) else salt))
 
 
 def buckets_of(ids: Ids, salt: int | Ids) -> npt.NDArray[np.int64]:

@@ -45,7 +45,8 @@ class TableSpec(Setting):
     admit_after: int = number(1, at_least=1, at_most=255)
     #: How pushes are counted before admission: exactly, with at most 24 bytes per id, or in a count-min sketch.
     admission: Literal["exact", "sketch"] = "exact"
-    #: Size of the sketch, which the buckets share; see ``sketch_error``.
+    #: Size of the sketch, which the buckets share. With 98% confidence, it overestimates a count after n pushes by
+    #: at most e * n / (size / 4) (Cormode & Muthukrishnan 2005). Conservative updates make the error smaller.
     sketch_bytes: int = number(1 << 22, at_least=1 << 10, at_most=1 << 30)
     evict: Evict | None = None
     #: Path or URL of a Parquet file with rows that exist before the first push; empty if there are none.
@@ -85,14 +86,15 @@ class TableSpec(Setting):
     @property
     def row_words(self) -> int:
         """Number of 4-byte words in a row: id, slots and values, and the update count and ages if needed."""
-        evict = self.evict
-        history = (
-            self.counts_updates,
-            evict is not None and evict.needs_version,
-            evict is not None and evict.needs_epoch,
-        )
         values = -(-self.dim * ITEM_SIZES_BYTES[self.dtype] // _WORD_BYTES)
-        return 2 + sum(history) + self.slot_count + values
+        return 2 + sum(self.history) + self.slot_count + values
+
+    @property
+    def history(self) -> tuple[bool, bool, bool]:
+        """True for each of a row's update count, version and epoch that the row has to store."""
+        evict = self.evict
+        is_aged = (False, False) if evict is None else (evict.needs_version, evict.needs_epoch)
+        return (self.counts_updates, *is_aged)
 
     @property
     def bucket_limit(self) -> int | None:
@@ -105,13 +107,6 @@ class TableSpec(Setting):
         ]
         given = [limit for limit in limits if limit is not None]
         return -(-min(given) // BUCKETS) if given else None
-
-    def sketch_error(self, pushes: int) -> float:
-        """Return the sketch's maximum overestimate of an id's count after ``pushes`` pushes, with 98% confidence.
-
-        The bound is e / width per push (Cormode & Muthukrishnan 2005). Conservative updates make it smaller.
-        """
-        return 2.718281828 * pushes / (self.sketch_bytes // 4)
 
 
 def batch_seed(epoch: int, task: int, batch: int) -> int:

@@ -132,12 +132,13 @@ class Ask:
     done: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = ()
 
     def ticket(
-        self, trainer: str, generation: int, evaluation: str = "", round_: int = 0, life: int = 0
+        self, trainer: str, generation: int, evaluation: str = "", round_: int = 0, life: int = 0, witness: str = ""
     ) -> TasksTicket:
-        """Return the message for the current registration. ``TasksTicket`` describes ``round_`` and ``life``."""
+        """Return the message for the current registration. ``TasksTicket`` describes the other arguments."""
         return TasksTicket(
             trainer=trainer,
             generation=generation,
+            witness=witness,
             evaluation=evaluation,
             life=life,
             finished=list(self.reports.finished),
@@ -148,6 +149,7 @@ class Ask:
             want=self.want,
             wait_s=self.wait_s,
             round=round_,
+            reads_parts=True,
         )
 
 
@@ -213,6 +215,8 @@ class Feed:
         self._keep_until = 0.0
         self._error: Exception | None = None
         self._trouble = ""
+        #: Why the master assigns no tasks although there are some; empty if it does, or if the reason is unknown.
+        self.waits_for = ""
 
     # for the reader
 
@@ -306,8 +310,10 @@ class Feed:
             self._report_done_at = -math.inf
         return self._is_done_news and (is_urgent or not had_news)
 
-    def failed(self, task: AssignedTask, error: str, batch: int | None, now: float, place: str = "") -> None:
-        """Report that this trainer cannot do this task. ``place`` is where the user's code failed, if anywhere."""
+    def failed(
+        self, task: AssignedTask, error: str, batch: int | None, now: float, place: str = "", fault: str = ""
+    ) -> None:
+        """Report that this trainer cannot do this task. ``FailedTask`` describes ``place`` and ``fault``."""
         if not self.is_held(task):
             return
         a = task.assignment
@@ -318,6 +324,7 @@ class Feed:
             error=error[:ERROR_LENGTH],
             batch=batch,
             place=place,
+            fault=fault,
         )
         self._drop(task, now)
         self._reports = replace(self._reports, failed=(*self._reports.failed, report))
@@ -408,7 +415,7 @@ class Feed:
         return count_to_ask_for(wanted_count(self._pace_s, self._cover_s), len(self._held))
 
     def answered(self, ask: Ask, reply: TasksReply, now: float) -> None:
-        self._trouble = ""
+        self._trouble, self.waits_for = "", reply.waiting_for
         self._rest_at = now + _OPEN_S
         self._not_before = now + self._pause_s(ask, reply, now)
         self._reports = self._reports.without(ask.reports)

@@ -22,7 +22,8 @@ from flightedl.messages.tasks import JoinReply, JoinRequest, TasksReply
 
 #: Seconds for which the master may hold a request to join while the pservers come to an agreement.
 JOIN_WAIT_S = 2.0
-_AFTER_ALL = 1 << 62
+#: Epoch of a trainer whose job has no more epochs.
+AFTER_ALL = 1 << 62
 _WAITING_FOR = "the pservers to agree on this trainer's first round"
 
 
@@ -107,4 +108,4 @@ class TrainerMembership:
 
     def all_done(self) -> None:
         """Record that all epochs are done. Models saved after this belong to no epoch."""
-        self.epoch = _AFTER_ALL
+        self.epoch = AFTER_ALL

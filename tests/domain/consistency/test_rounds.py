@@ -122,7 +122,7 @@ def test_an_old_base_is_stale_and_does_not_arrive(make):
     rounds = make(version=5)
     assert push(rounds, A, base=4) == Stale(5)
     assert rounds.waits_for() == [A, B]
-    assert rounds.held_batches == ()
+    assert rounds.held == ()
 
 
 def test_a_base_from_the_future_is_an_error_that_changes_nothing(make):
@@ -158,7 +158,7 @@ def test_a_second_batch_of_one_member_is_added(make):
     push(rounds, A, batch=1)
     assert push(rounds, A, batch=2) == Accumulate(is_first=False)
     assert not rounds.closable()
-    assert rounds.held_batches == (Batch(0, 0, 1), Batch(0, 0, 2))
+    assert [held for held, _ in rounds.held] == [Batch(0, 0, 1), Batch(0, 0, 2)]
     push(rounds, B, batch=3)
     assert rounds.close().contributors == {A: 2.0, B: 1.0}
 
@@ -274,10 +274,13 @@ def test_async_applies_on_arrival_and_counts(make):
     assert push(rounds, A, base=5) == Apply(staleness=2)
     assert rounds.version == 8
     assert push(rounds, A, base=5, applied=True) == Repeated()
-    assert push(rounds, A, weight=0) == Arrived()
     assert rounds.version == 8
+    assert push(rounds, A, weight=0) == Arrived()
+    assert rounds.version == 9, "a push without a gradient counts, as it does in the other blocks"
+    assert push(rounds, A, weight=0, applied=True) == Repeated()
     assert push(rounds, C) == NotMember()
-    assert push(rounds, B, base=8) == Apply(staleness=0)
+    assert rounds.version == 9
+    assert push(rounds, B, base=9) == Apply(staleness=0)
     assert not rounds.closable()
     assert admit(rounds, C, 0)
 

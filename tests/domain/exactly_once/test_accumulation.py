@@ -6,10 +6,11 @@ import random
 
 import pytest
 
-from flightedl.domain.exactly_once.accumulation import BatchGroup, applied_bits, missing_places
+from flightedl.domain.exactly_once.accumulation import BatchGroup, applied_bits, mean_batches, missing_places
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.exactly_once.batches import Batch
 from flightedl.errors import MessageError
+from tests.domain.bitmaps import tasks_in
 
 BLOCKS, TASKS, BATCHES = 3, 3, 5
 
@@ -179,6 +180,20 @@ class _Trainer:
         self.is_done = not self.todo and not self.again
 
 
+@pytest.mark.parametrize(
+    ("tasks", "push_every", "mean"),
+    [
+        ([(8, 3)], 4, 4.0),
+        # Pushes of 4 and 1 batches, and of 1 batch.
+        ([(5, 1), (1, 1)], 4, 2.0),
+        ([(2, 10), (0, 5)], 8, 2.0),
+        ([], 8, 8.0),
+    ],
+)
+def test_a_sum_has_batches_of_one_task_only(tasks: list[tuple[int, int]], push_every: int, mean: float) -> None:
+    assert mean_batches(tasks, push_every) == mean
+
+
 @pytest.mark.parametrize("seed", range(150))
 def test_each_block_applies_each_batch_once_in_any_company_repetition_or_restart(seed: int) -> None:
     chance = random.Random(seed)
@@ -203,7 +218,7 @@ def test_each_block_applies_each_batch_once_in_any_company_repetition_or_restart
             # Trainers notice it, because their pushes are refused; missing batches are assigned again.
             blocks.restart()
             trainers.clear()
-            done = set(blocks.applied.done_tasks(0))
+            done = set(tasks_in(blocks.applied.done_bitmap(0)))
     blocks.applied.check()
     for values in blocks.values:
         assert values == {Batch(0, task, number): 1 for task in range(TASKS) for number in range(BATCHES)}

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.exactly_once.batches import MAX_BATCHES_PER_TASK, MAX_TASKS, Batch
 from flightedl.errors import CorruptError, MessageError
+from tests.domain.bitmaps import tasks_in
 
 COUNTS = [1, 3, 9]  # batches of tasks 0, 1, 2
 BATCHES = [(e, t, b) for e in range(2) for t, count in enumerate(COUNTS) for b in range(count)]
@@ -39,7 +40,7 @@ def assert_equal(applied: AppliedBatches, model: set) -> None:
             task: [b for b in range(count) if any((k, (epoch, task, b)) not in model for k in blocks)]
             for task, count in enumerate(COUNTS)
         }
-        assert applied.done_tasks(epoch) == [task for task in missing if not missing[task]]
+        assert tasks_in(applied.done_bitmap(epoch)) == [task for task in missing if not missing[task]]
         assert applied.incomplete_tasks(epoch) == in_part(model, blocks, epoch)
 
 
@@ -150,9 +151,9 @@ def test_a_block_that_lacks_a_batch_keeps_lacking_it_when_it_moves():
     alone = AppliedBatches([5, 7])
     fill(alone, [5, 7], 0)
     assert applied.encode() == alone.encode()
-    assert applied.done_tasks(0) == [0, 1, 2]
+    assert tasks_in(applied.done_bitmap(0)) == [0, 1, 2]
     applied.adopt([6], released)
-    assert applied.done_tasks(0) == [0, 1]
+    assert tasks_in(applied.done_bitmap(0)) == [0, 1]
     assert [applied.has(block, Batch(0, 2, 0)) for block in (5, 6, 7)] == [True, False, True]
 
 
@@ -212,7 +213,7 @@ def test_a_complete_epoch_takes_only_its_number():
     empty = len(applied.encode())
     fill(applied, range(4), 0)
     assert len(applied.encode()) <= empty + 4
-    assert applied.done_tasks(0) == [0, 1, 2]
+    assert tasks_in(applied.done_bitmap(0)) == [0, 1, 2]
     assert not applied.mark([2], Batch(0, 2, 8), 9)
     applied.set_task_count(0, 3)
 
@@ -222,19 +223,19 @@ def test_a_million_tasks_take_a_bit_each():
     for task in range(0, 20_000, 2):
         applied.mark(range(3), Batch(0, task, 0), 1)
     assert len(applied.encode()) < 20_000 / 8 + 100
-    assert applied.done_tasks(0) == list(range(0, 20_000, 2))
+    assert tasks_in(applied.done_bitmap(0)) == list(range(0, 20_000, 2))
 
 
 def test_blocks_added_later_have_nothing_and_share_again_when_they_have_all():
     applied = AppliedBatches(range(2))
     fill(applied, range(2), 0)
     add(applied, 2, 3)
-    assert applied.done_tasks(0) == []
+    assert tasks_in(applied.done_bitmap(0)) == []
     assert applied.has(1, Batch(0, 1, 1))
     assert not applied.has(2, Batch(0, 1, 1))
     assert applied.mark(range(4), Batch(0, 0, 0), 1) == 2
     fill(applied, range(2, 4), 0)
-    assert applied.done_tasks(0) == [0, 1, 2]
+    assert tasks_in(applied.done_bitmap(0)) == [0, 1, 2]
     applied.merge()
     applied.check()
     shared = AppliedBatches(range(4))
@@ -278,7 +279,7 @@ def test_an_epoch_is_complete_when_it_is_complete_in_every_block():
 
 def test_blocks_can_be_adopted_into_an_empty_set():
     applied = AppliedBatches(())
-    assert applied.done_tasks(0) == []
+    assert tasks_in(applied.done_bitmap(0)) == []
     add(applied, 0, 1, 2)
     assert applied.encode() == AppliedBatches(range(3)).encode()
 

@@ -475,3 +475,24 @@ def test_changes_after_a_mark_have_higher_numbers() -> None:
     feed.note({0: State(0, 1), 1: State(0, 1)})
     assert feed.changed_after(mark) == [1]
     feed.check()
+
+
+def message(life: int, placement: int, number: int = 1, generation: int = 5) -> ChangesHeader:
+    position = Position(life=life, generation=generation, placement=placement, number=number)
+    return ChangesHeader(position=position, since=None)
+
+
+def test_a_model_that_starts_over_is_followed_from_nothing_although_its_placement_begins_again() -> None:
+    feeds = FollowedFeeds()
+    assert feeds.use_of(0, message(life=3, placement=7)) is Use.APPLY
+    feeds.applied(0, message(life=3, placement=7), BLOCKS, 1.0)
+    assert feeds.use_of(1, message(life=9, placement=1)) is Use.START_OVER
+    empty = FollowedFeeds(9)
+    assert empty.use_of(0, message(life=3, placement=8, number=2)) is Use.IGNORE, (
+        "it began before the model started over"
+    )
+    assert empty.use_of(1, message(life=9, placement=1)) is Use.APPLY
+    assert empty.owned(message(life=9, placement=1), BLOCKS) == set(BLOCKS)
+    empty.applied(1, message(life=9, placement=1), BLOCKS, 2.0)
+    assert empty.use_of(0, message(life=3, placement=8, number=3)) is Use.IGNORE
+    assert empty.use_of(1, message(life=9, placement=1, number=2)) is Use.APPLY

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from flightedl.domain.checkpoint.values import CheckpointSettings, WriteManifest
@@ -14,7 +15,7 @@ from flightedl.domain.master.core import MasterCore
 from flightedl.domain.master.members import waiting_for_mode
 from flightedl.domain.master.state import CoreSettings
 from flightedl.domain.queue.values import QueueSettings
-from flightedl.errors import NotReadyError
+from flightedl.errors import NotReadyError, UsageError
 from flightedl.messages.checkpoints import CheckpointRequest
 from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset
 from flightedl.messages.tasks import FinishedTask, ModeRequest, StopRequest, TasksReply
@@ -26,9 +27,9 @@ def by_hand(effects: list[out.Effect]) -> list[out.Note]:
     return [each for each in effects if isinstance(each, out.Note) and each.kind is out.Kind.CHANGED_BY_HAND]
 
 
-def asked(bench: Bench, mode: Any) -> tuple[list[out.Note], Any]:
+def asked(bench: Bench, mode: Any, **more: Any) -> tuple[list[out.Note], Any]:
     bench.calls += 1
-    effects = bench.apply(events.Asked(bench.calls, ModeRequest(mode=mode, wait_s=0.0)))
+    effects = bench.apply(events.Asked(bench.calls, ModeRequest(mode=mode, wait_s=0.0, **more)))
     return by_hand(effects), bench.reply(bench.calls)
 
 
@@ -58,6 +59,30 @@ def test_another_mode_is_proposed_once_and_the_reply_names_the_missing_pservers(
     assert not asked(bench, Async().to_json())[0], "it is pending"
     bench.serve()
     assert waiting_for_mode(members.membership) == ""
+
+
+def test_a_mode_with_far_shorter_pushes_than_requested_is_rejected_unless_it_is_permitted() -> None:
+    bench = Bench()
+    bench.serve()
+    dataset = DeclaredDataset(
+        index_hash="",
+        task_count=10,
+        record_count=30,
+        schema="",
+        declaration=DatasetDeclaration(urls=["a"], batch_size=1),
+        task_batches=[(3, 10)],
+    )
+    bench.core._declarations.known = msgspec.structs.replace(bench.core.declaration, dataset=dataset)
+    mode = Async(push_every=7).to_json()
+    notes, reply = asked(bench, mode)
+    text = "with push_every=7, a push has 3.0 batches on average"
+    assert isinstance(reply, UsageError)
+    assert str(reply) == f"{text}: choose a lower --push-every, or permit it with --short-pushes"
+    assert not notes
+    _, reply = asked(bench, mode, short_pushes=True)
+    assert reply.pushes == text
+    assert asked(bench, None)[1].pushes == text
+    assert asked(bench, Sync().to_json())[1].pushes == ""
 
 
 def test_without_a_model_there_is_no_mode_to_change() -> None:

@@ -19,6 +19,7 @@ from flightedl.messages.declarations import (
     DatasetDeclaration,
     DeclaredDataset,
     DeclaredModel,
+    Drawing,
     EvaluationDeclaration,
     JobDeclaration,
     ModelDeclaration,
@@ -70,6 +71,18 @@ def test_the_first_dataset_wins() -> None:
     refused = reply(core, events.Asked(1, other))
     assert isinstance(refused, DeclarationError)
     assert "/e/*" in str(refused)
+
+
+def test_a_job_of_an_older_version_goes_on_with_its_tasks() -> None:
+    """The declaration of that version has no ``shuffle_bytes``."""
+    now = replace(DATA, shuffle_bytes=5)
+    drawn = replace(REPLY, declaration=now, drawing=Drawing(seed=1, size_bytes=5, version=1))
+    for known, declared, is_same in ((REPLY, now, True), (drawn, now, True), (drawn, DATA, False)):
+        core = core_of()
+        core.apply(events.DatasetIndexed(known, TASKS), 0.0)
+        answer = reply(core, events.Asked(1, declared))
+        assert (answer is known) == is_same
+        assert is_same or "shuffle_bytes is 5, not 0" in str(answer)
 
 
 def resumed() -> MasterCore:

@@ -351,6 +351,19 @@ def test_a_cancelled_change_leaves_a_consistent_job() -> None:
     assert cluster.core.pservers.count == 3
 
 
+def test_a_request_to_cancel_a_change_does_not_end_another_one() -> None:
+    cluster = Cluster(2)
+    cluster.acknowledges = False
+    first = cluster.scale(pservers=3).change
+    cluster.start(2)
+    assert cluster.scale(is_cancelled=True, change=first).is_given_up
+    second = cluster.scale(pservers=3).change
+    assert second == first + 1
+    assert not cluster.scale(is_cancelled=True, change=first).is_done, "the first request, repeated"
+    assert cluster.scale(leaving=[(1, 2)]).change == second, "a process that leaves belongs to the change"
+    assert cluster.scale(is_cancelled=True, change=second).is_given_up
+
+
 def test_a_cancelled_change_removes_pservers_that_were_added() -> None:
     cluster = Cluster(2)
     cluster.acknowledges = False

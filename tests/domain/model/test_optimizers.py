@@ -16,10 +16,11 @@ from flightedl.domain.model.optimizers import (
     Momentum,
     Optimizer,
     RMSprop,
+    exact,
 )
 from flightedl.domain.model.schedules import Cosine, LinearWarmup, StepDecay
 from flightedl.errors import UsageError
-from flightedl.testing.reference_updates import initial_slots, update
+from tests.support.reference_updates import initial_slots, update
 
 GOLDEN = json.loads((Path(__file__).parent / "golden_optimizers.json").read_text())
 ALL = [
@@ -44,7 +45,7 @@ def test_the_reference_equals_torch(case: dict) -> None:
     slots = initial_slots(optimizer, values.size, values.dtype)
     tolerance = 1e-6 if case["dtype"] == "float32" else 1e-13
     for version, (gradient, expected) in enumerate(zip(GOLDEN["gradients"], case["values"], strict=True)):
-        update(optimizer, values, np.array(gradient, case["dtype"]), slots, version)
+        update(optimizer, values, np.array(gradient, case["dtype"]), slots, version, version)
         np.testing.assert_allclose(values, expected, rtol=tolerance, atol=tolerance)
 
 
@@ -69,7 +70,7 @@ def test_ftrl_follows_its_paper() -> None:
     slots = initial_slots(optimizer, 4, "float64")
     z, n, w = [0.0] * 4, [0.0] * 4, [0.0] * 4
     for version, gradient in enumerate(np.random.default_rng(1).normal(size=(8, 4))):
-        update(optimizer, values, gradient, slots, version)
+        update(optimizer, values, gradient, slots, version, version)
         for i, g in enumerate(gradient):
             sigma = ((n[i] + g * g) ** 0.5 - n[i] ** 0.5) / alpha
             z[i] += g - sigma * w[i]
@@ -82,14 +83,14 @@ def test_ftrl_follows_its_paper() -> None:
 
 def Ftrl_after_small_gradients() -> list[float]:  # noqa: N802
     values, optimizer = np.array([0.5, 0.0]), Ftrl(0.1, l1=10.0)
-    update(optimizer, values, np.array([1e-3, 5.0]), initial_slots(optimizer, 2, "float64"), 0)
+    update(optimizer, values, np.array([1e-3, 5.0]), initial_slots(optimizer, 2, "float64"), 0, 0)
     return values.tolist()
 
 
 def test_ftrl_changes_nothing_at_a_rate_of_zero() -> None:
     values, optimizer = np.ones(3), Ftrl(LinearWarmup(2, 0.1))
     slots = initial_slots(optimizer, 3, "float64")
-    update(optimizer, values, np.ones(3), slots, 0)
+    update(optimizer, values, np.ones(3), slots, 0, 0)
     assert values.tolist() == [1, 1, 1]
     assert slots[1].tolist() == [0, 0, 0]
 
@@ -98,7 +99,7 @@ def test_lamb_follows_its_paper() -> None:
     optimizer = LAMB(0.1, weight_decay=0.05)
     values, gradient = np.array([3.0, -4.0]), np.array([0.5, 2.0])
     slots = initial_slots(optimizer, 2, "float64")
-    update(optimizer, values, gradient, slots, 0)
+    update(optimizer, values, gradient, slots, 0, 0)
     # After one step, m' is the gradient and v' its square: the direction is its sign, plus the decay.
     direction = gradient / (np.abs(gradient) + 1e-6) + 0.05 * np.array([3.0, -4.0])
     expected = np.array([3.0, -4.0]) - 0.1 * 5.0 / np.linalg.norm(direction) * direction
@@ -107,7 +108,7 @@ def test_lamb_follows_its_paper() -> None:
 
 def test_gradients_are_scaled_then_clipped_then_decayed() -> None:
     values = np.array([10.0, 10.0, 10.0])
-    update(SGD(1.0, clip_value=1.0, weight_decay=0.1), values, np.array([8.0, -8.0, 1.0]), (), 0, scale=0.5)
+    update(SGD(1.0, clip_value=1.0, weight_decay=0.1), values, np.array([8.0, -8.0, 1.0]), (), 0, 0, scale=0.5)
     np.testing.assert_allclose(values, [10 - 2.0, 10 - 0.0, 10 - 1.5])
 
 
@@ -115,7 +116,7 @@ def test_rates_follow_version_and_factor() -> None:
     values = np.zeros(1)
     optimizer = SGD(StepDecay(1.0, 0.5, every=2))
     for version in range(4):
-        update(optimizer, values, np.ones(1), (), version, rate_factor=0.5)
+        update(optimizer, values, np.ones(1), (), version, version, rate_factor=0.5)
     assert values[0] == -(0.5 + 0.5 + 0.25 + 0.25)
 
 
@@ -173,6 +174,24 @@ def test_overrides_match_name_patterns() -> None:
     optimizer.check_names(["x.bias", "head.w", "a[0]", "layer1.w"])
     with pytest.raises(UsageError, match=r"overrides\['head.\*'\] matches none of the 3 parameters, such as x.bias"):
         optimizer.check_names(["x.bias", "a[0]", "layer1.w"])
+
+
+def test_an_exact_name_matches_only_itself() -> None:
+    for name in ("a*", "a?", r"a\*", r"a\b", "a"):
+        optimizer = SGD(0.1, overrides={exact(name): {"lr": 0.5}})
+        changed = [
+            each for each in ("a", "ab", "a*", "a?", r"a\*", r"a\b", r"a\\b") if optimizer.for_parameter(each).lr == 0.5
+        ]
+        assert changed == [name]
+    assert SGD(0.1, overrides={r"a\b*": {"lr": 0.5}}).for_parameter(r"a\bc").lr == 0.5
+
+
+def test_new_values_are_pushed_to_parameters_that_are_assigned() -> None:
+    rules = {"a": Delta(), "b": Delta(assign="mean"), "c": Delta(assign="latest"), "d": {"lr": 0.5}}
+    assert SGD(0.1, overrides=rules).assigned("abcde") == {"b", "c"}
+    assert Delta(assign="latest").assigned("ab") == {"a", "b"}
+    with pytest.raises(UsageError, match="clip_value limits differences"):
+        Delta(assign="mean", clip_value=1.0)
 
 
 def test_a_setting_cannot_change() -> None:

@@ -371,6 +371,22 @@ def test_a_round_without_any_gradient_only_moves_the_version():
     assert bench.span(10).updates == 0
 
 
+@pytest.mark.parametrize("mode", [Sync(), Async(), Bounded(staleness=1)], ids=["sync", "async", "bounded"])
+def test_versions_count_rounds_or_pushes_and_updates_count_those_with_a_gradient(mode: Mode):
+    bench = Bench(mode, 1)
+    for number in range(6):
+        for at in (FIRST.start, SECOND.start):
+            bench.push(1, number, base=number, at=at, has_gradient=at == FIRST.start or number == 4, step=number)
+            bench.push(1, number, base=number, at=at, has_gradient=False, step=number)
+    assert bench.versions() == [6] * 5
+    assert (bench.span(FIRST.start).updates, bench.span(SECOND.start).updates) == (6, 1)
+    (update,) = [each for each in bench.effects if isinstance(each, Update) and each.number == 0][1:]
+    assert (update.from_version, update.to_version) == (4, 5)
+    moved = bench.protocol.release(SECOND)
+    assert isinstance(moved, ReleasedBlocks)
+    assert (moved.version, moved.updates) == (6, 1)
+
+
 def test_a_push_names_the_memory_that_it_needs():
     span_of = {mode: Bench(mode, 1, 2) for mode in (Sync(), Sync(deterministic=True), Async())}
     push = Push("t1", 1, 1, [(batch(0), 1)])
@@ -402,7 +418,7 @@ def test_a_block_applies_a_sum_completely_or_reports_the_batches_it_has():
 def test_a_sum_is_one_contribution_to_a_round_and_waits_in_it_with_all_its_batches():
     bench = Bench(Sync(push_every=2), 1, 2)
     bench.push(1, 0, 1)
-    assert set(bench.span(10).rounds.held_batches) == {batch(0), batch(1)}
+    assert {held for held, _ in bench.span(10).rounds.held} == {batch(0), batch(1)}
     assert bench.values(10) == []
     bench.push(2, 2, 3)
     assert (sorted(bench.values(10)), bench.versions()[0]) == ([0, 1, 2, 3], 1)

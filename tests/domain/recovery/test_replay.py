@@ -11,6 +11,7 @@ from flightedl.domain.exactly_once.batches import Batch
 from flightedl.domain.queue.tasks import EpochsDone, QueueSettings, TaskGiven, TaskQueue
 from flightedl.domain.recovery.replay import AppliedSummary, PserverRecovery, Reload, tasks_to_reopen
 from flightedl.errors import CorruptError
+from tests.domain.bitmaps import tasks_in
 
 NOTHING = AppliedSummary()
 
@@ -140,7 +141,7 @@ def test_done_tasks_are_applied_after_an_announcement_in_any_state_of_the_queue(
                 applied.mark(range(2), Batch(a.epoch, a.task, 0), 1)
                 restored.finish("t", a.epoch, a.position, a.attempt, 1.0)
             assert isinstance(given_, EpochsDone)
-            assert applied.done_tasks(0) == applied.done_tasks(1) == list(range(6))
+            assert tasks_in(applied.done_bitmap(0)) == tasks_in(applied.done_bitmap(1)) == list(range(6))
 
 
 def test_rollback_restores_the_other_pservers_from_the_same_checkpoint():

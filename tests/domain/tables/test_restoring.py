@@ -6,7 +6,7 @@ from flightedl.domain.model.optimizers import SGD
 from flightedl.domain.tables.evict import Evict
 from flightedl.domain.tables.restoring import FileBuckets, RestoredSpans, buckets_of_chain
 from flightedl.domain.tables.spec import TableSpec
-from flightedl.testing.reference_table import ReferenceTable, Row
+from tests.support.reference_table import ReferenceTable, Row
 
 
 def taken() -> RestoredSpans[str]:
@@ -81,7 +81,7 @@ def test_a_chain_is_read_file_by_file_and_rows_expired_at_its_end_are_dropped() 
 def test_restored_rows_are_independent() -> None:
     table, given = ReferenceTable(TableSpec("t", 1, SGD(lr=1.0))), row(1, 1.0)
     table.restore(1, given)
-    table.update({1: [1.0]}, version=2, epoch=0, number=1)
+    table.update({1: [1.0]}, version=2, epoch=0)
     assert (given.values, given.updates) == ([1.0], 1)
     assert (table.rows[1].values, table.rows[1].updates) == ([0.0], 2)
 

@@ -97,9 +97,5 @@ def test_initial_values_have_the_declared_distribution() -> None:
     assert Zeros().first_values(1, 2, 3) == [0, 0, 0]
 
 
-def test_a_sketch_states_its_error() -> None:
-    assert TableSpec("users", 2, SGD(0.1), sketch_bytes=1 << 22).sketch_error(1 << 20) == pytest.approx(2.718, 1e-3)
-
-
 def test_adagrad_of_tables_is_the_dense_one() -> None:
     assert TableSpec("users", 2, Adagrad()).optimizer == Adagrad()
