@@ -11,6 +11,7 @@
 * ``batches``: conversion of a dataset's Arrow batches to tensors
 * ``ahead``: detection of loaders that request the next batch before the step
 * ``module``: names of the parameters and buffers to declare
+* ``buffers``: buffers of the module, whose changes trainers push
 * ``tensors``: conversion between tensors and arrays
 * ``groups``: conversion of parameter groups to settings of the servers' optimizer
 * ``embedding``: embedding modules whose rows are stored in tables

@@ -11,7 +11,8 @@ dataset itself reads ahead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import fnmatch
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -38,6 +39,7 @@ def batches(
     copy: bool = False,
     pin_memory: bool = False,
     device: str | torch.device | None = None,
+    fill: Mapping[str, float] | None = None,
 ) -> Iterator[Tensors]:
     """Yield this trainer's batches as tensors.
 
@@ -48,18 +50,23 @@ def batches(
         copy: True to copy the data, so that the tensors are writable.
         pin_memory: True to copy the data to pinned memory, from which accelerators copy faster.
         device: Device to which the data is copied.
+        fill: Number to use in place of nulls, by the column's name or a pattern, such as ``{"I*": 0}``. The first
+            pattern that matches counts. A column of the type null gets the type of the number.
 
     Yields:
         Tensors of shape (records, ...) with the type of their column. Lists of equal length become further dimensions.
 
     Raises:
-        UsageError: a column is not numeric, or a tensor was written to.
+        UsageError: a column is not numeric or has nulls, ``fill`` does not fit, or a tensor was written to.
     """
-    if transform is not None and (columns or not callable(transform)):
-        raise UsageError("give either the names of columns, or a transform, which must be a function")
+    if transform is not None and (columns or fill or not callable(transform)):
+        raise UsageError("give either the names of columns, or a transform (without fill=), which must be a function")
     for wrong in (name for name in columns if not isinstance(name, str)):
         raise UsageError(f"a column is {wrong!r:.80}, but must be a name, as in batches(data, 'pixels', 'label')")
-    return _batches(dataset, columns, transform, copy, _Move(pin_memory, device))
+    if not isinstance(fill or {}, Mapping):
+        raise UsageError(f'fill is {fill!r:.80}, but must be numbers by column, such as {{"I*": 0}}')
+    filled = (_filled(batch, fill) for batch in dataset) if fill else dataset
+    return _batches(filled, columns, transform, copy, _Move(pin_memory, device))
 
 
 def _batches(
@@ -173,6 +180,35 @@ def _require_columns(columns: Iterable[str], schema: pa.Schema) -> None:
             raise UsageError(f"there is no column {name!r:.80}; the data has {', '.join(schema.names):.200}")
 
 
+def _filled(batch: pa.RecordBatch, fill: Mapping[str, float]) -> pa.RecordBatch:
+    for pattern in fill:
+        if not fnmatch.filter(batch.schema.names, pattern):
+            raise UsageError(
+                f"fill has {pattern!r:.80}, which is none of the columns {', '.join(batch.schema.names):.200}"
+            )
+    columns = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        value = next((value for pattern, value in fill.items() if fnmatch.fnmatchcase(name, pattern)), None)
+        try:
+            columns[name] = column if value is None else _without_nulls(column, value)
+        except (pa.ArrowException, TypeError):
+            raise UsageError(f"fill has {value!r:.80} for column {name!r:.80}, which is {column.type}") from None
+    return pa.record_batch(columns)
+
+
+def _without_nulls(column: pa.Array, value: float) -> pa.Array:
+    """Return the column with the value in place of nulls, also inside of lists. Lists that are null remain."""
+    kind = column.type
+    if pa.types.is_list(kind) and not column.null_count and column.flatten().null_count:
+        offsets = np.asarray(column.offsets) - column.offsets[0].as_py()
+        return pa.ListArray.from_arrays(pa.array(offsets), _without_nulls(column.flatten(), value))
+    if pa.types.is_fixed_size_list(kind) and not column.null_count:
+        return pa.FixedSizeListArray.from_arrays(_without_nulls(column.flatten(), value), kind.list_size)
+    if pa.types.is_null(kind):
+        return pa.array([value] * len(column))
+    return column.fill_null(pa.scalar(value).cast(kind)) if column.null_count else column
+
+
 def tensor_of_column(name: str, column: pa.Array) -> torch.Tensor:
     """Return a tensor (records, ...) that shares the column's memory. Booleans, stored as bits in Arrow, are copied.
 
@@ -210,7 +246,7 @@ def _require_no_nulls(name: str, column: pa.Array) -> None:
     if column.null_count:
         raise UsageError(
             f"column {name!r} has {column.null_count} nulls in this batch, and tensors cannot have any: exclude such "
-            "records with filter= of job.dataset, or fill the nulls with transform="
+            f"records with filter= of job.dataset, or replace nulls with fill={{{name!r}: 0}} of fe.torch.batches"
         )
 
 

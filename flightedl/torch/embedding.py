@@ -32,7 +32,8 @@ class Embedding(OnTable):
 
     Args:
         table: The result of ``job.table``.
-        padding_idx: Id of the padding, whose row is zero and gets no gradient.
+        padding_idx: Id of the padding, which gets no gradient. It reads as its row if the table has one, otherwise as
+            zeros.
         nulls: "padding" to treat nulls in an Arrow column as padding, "error" to reject them.
         max_norm: Maximum norm: rows with a greater norm are scaled down to it when they are read. The table keeps the
             original row, and the gradient belongs to the scaled row.
@@ -53,7 +54,7 @@ class Embedding(OnTable):
         return self.result(request, found)
 
     def request(self, ids: Any) -> RowRequest:
-        asked = self.asked(ids)
+        asked = self.asked(ids, reads_padding=True)
         if asked.found.offsets is not None:
             raise UsageError(f"ids of table {self.table.name!r} are lists, that is, bags: use fe.torch.EmbeddingBag")
         return RowRequest(self, asked)
@@ -107,6 +108,8 @@ class EmbeddingBag(OnTable):
             raise UsageError(
                 f"table {table.name!r}: mode is {mode!r:.40}, but must be one of {', '.join(get_args(Combination))}"
             )
+        if mode == "max" and scale_grad_by_freq:
+            raise UsageError(f"table {table.name!r}: scale_grad_by_freq cannot be combined with mode 'max'")
         self.mode, self.include_last_offset = mode, include_last_offset
 
     def forward(self, ids: Any, offsets: Any = None, per_sample_weights: torch.Tensor | None = None) -> torch.Tensor:
@@ -126,7 +129,7 @@ class EmbeddingBag(OnTable):
         return self.result(request, found, offsets, per_sample_weights)
 
     def request(self, ids: Any) -> RowRequest:
-        return RowRequest(self, self.asked(ids))
+        return RowRequest(self, self.asked(ids, reads_padding=False))
 
     def result(
         self, request: RowRequest, found: Found, offsets: Any = None, per_sample_weights: torch.Tensor | None = None
@@ -138,17 +141,18 @@ class EmbeddingBag(OnTable):
             starts = torch.from_numpy(ids.offsets).to(device)
         else:
             places = places.reshape(ids.shape)
-            starts = None if offsets is None else torch.as_tensor(offsets, dtype=torch.int64, device=device)
+            starts = None if offsets is None else torch.as_tensor(offsets, device=device)
         ends_too = self.include_last_offset and ids.offsets is None
         try:
-            if starts is not None and device.type != "cpu":
-                _check_offsets(starts, places.numel())
+            if offsets is not None and ids.offsets is not None:
+                raise ValueError("the ids are a column of lists, which needs no offsets")  # noqa: TRY301
+            if starts is not None:
+                starts = _checked_offsets(starts, places.numel())
             weights = None if per_sample_weights is None else per_sample_weights.to(device, torch.float32)
             rows = functional.embedding_bag(
                 places,
-                found.weight,
+                self._scaled(found.weight, places),
                 starts,
-                scale_grad_by_freq=self.scale_grad_by_freq,
                 mode=self.mode,
                 per_sample_weights=weights,
                 include_last_offset=ends_too,
@@ -159,12 +163,28 @@ class EmbeddingBag(OnTable):
             raise UsageError(f"the bags of table {self.table.name!r} are invalid: {reason:.200}") from None
         return rows.to(self.rows.dtype)
 
+    def _scaled(self, weight: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """Return the rows, with gradients that are divided by the number of occurrences in ``places`` if required."""
+        if not self.scale_grad_by_freq or not weight.requires_grad:
+            return weight
+        counts = torch.bincount(places.reshape(-1), minlength=len(weight)).clamp(min=1).unsqueeze(1)
+        # PyTorch's own option counts wrongly for bags.
+        scaled = weight.view_as(weight)
+        scaled.register_hook(lambda gradient: gradient / counts)
+        return scaled
 
-def _check_offsets(offsets: torch.Tensor, id_count: int) -> None:
-    """Validate the offsets. PyTorch does so only in main memory; on a GPU, invalid offsets read other memory."""
-    first, last = offsets[[0, -1]].tolist() if offsets.numel() else (0, 0)
-    if first != 0 or last > id_count:
-        raise ValueError(f"offsets must begin with 0 and not exceed {id_count}")
+
+def _checked_offsets(offsets: torch.Tensor, id_count: int) -> torch.Tensor:
+    """Return the offsets as integers. PyTorch does not check all of this: invalid offsets read other memory."""
+    if offsets.numel() and (offsets.is_floating_point() or offsets.dtype == torch.bool):
+        raise ValueError(f"offsets must be whole numbers, not {offsets.dtype}")
+    found = offsets.to(torch.int64)
+    if found.ndim == 1 and found.numel():
+        bounds = torch.stack([found[0], found[-1], torch.diff(found).min() if len(found) > 1 else found[0]])
+        first, last, step = bounds.tolist()
+        if first != 0 or last > id_count or step < 0:
+            raise ValueError(f"offsets must begin with 0, must not decrease, and must not exceed {id_count}")
+    return found
 
 
 class EmbeddingCollection(nn.Module):

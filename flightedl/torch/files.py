@@ -9,13 +9,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from flightedl.adapters.storage import FsspecFiles, without_credentials
+from flightedl.adapters.storage import FsspecFiles
 from flightedl.client.arguments import url_of
 from flightedl.client.model.loading import load
+from flightedl.domain.data_urls import without_credentials
 from flightedl.domain.model.optimizers import SGD
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.errors import DataError, UsageError
 from flightedl.formats.table_files import read_table_file
+from flightedl.torch.buffers import write
 from flightedl.torch.module import buffers_of, names_of, parameters_of
 from flightedl.torch.tensors import tensor_of
 
@@ -33,7 +35,7 @@ def load_into(
     """Load the values in a file written by ``job.save_model``, or in a job's newest checkpoint, into a module.
 
     Args:
-        module: Module whose parameters have the same names and shapes. Buffers that are not in the file do not change.
+        module: Module whose parameters and buffers have the same names and shapes.
         url: As in ``fe.load``.
         format: As in ``fe.load``.
         job: As in ``fe.load``.
@@ -45,22 +47,24 @@ def load_into(
         UsageError: ``rows`` contains a name that is not an embedding of the module.
     """
     values = load(url, format=format, job=job)
-    parameters = parameters_of(module)
-    places = parameters | buffers_of(module)
+    places = parameters_of(module) | buffers_of(module)
     known = names_of(module)
     tables = {f"{name}.weight": (_embedding(module, name), file) for name, file in rows.items()}
     for name, array in values.items():
         place = places.get(known.get(name, name))
         if place is None:
             raise DataError(f"the file has {name!r:.80}, but the module has no such parameter or buffer")
-        if tuple(place.tensor.shape) != array.shape:
+        # Earlier versions saved counters without dimensions.
+        if tuple(place.tensor.shape) != array.shape and not place.tensor.numel() == array.size == 1:
             shape = tuple(place.tensor.shape)
             raise DataError(f"{name!r:.80} has shape {array.shape} in the file and {shape} in the module")
-    if missing := sorted(parameters.keys() - {known.get(name, name) for name in [*values, *tables]}):
-        raise DataError(f"the module has {missing[0]!r:.80}, but the file does not")
+    if missing := sorted(places.keys() - {known.get(name, name) for name in [*values, *tables]}):
+        others = f", which also lacks {', '.join(missing[1:]):.400}" if missing[1:] else ""
+        raise DataError(f"the module has {missing[0]!r:.80}, but the file does not{others}")
     with torch.no_grad():
         for name, array in values.items():
-            places[known.get(name, name)].tensor.copy_(tensor_of(array.copy()))
+            tensor = places[known.get(name, name)].tensor
+            write(tensor, tensor_of(array.copy()).reshape(tensor.shape))
         for name, (embedding, file) in tables.items():
             embedding.weight.copy_(_rows_of(name, embedding.weight, url_of("rows", file)))
 

@@ -8,13 +8,13 @@ reach the other trainers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from flightedl.domain.model.optimizers import Optimizer
+from flightedl.domain.model.optimizers import Optimizer, exact
 from flightedl.domain.model.schedules import Schedule, rate_at
 from flightedl.domain.model.settings import fields_of
 from flightedl.errors import UsageError
@@ -66,13 +66,14 @@ def _number(value: Any) -> Any:
     return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
 
 
-def with_groups(optimizer: Optimizer, groups: Iterable[tuple[Mapping[str, Any], Iterable[str]]]) -> Optimizer:
-    """Return the optimizer with each group's settings as overrides for the group's parameters."""
+def with_overrides(optimizer: Optimizer, found: Mapping[str, Any]) -> Optimizer:
+    """Return the optimizer with these settings or rules, by parameter. They win over other settings, but not rules."""
     overrides = dict(optimizer.overrides)
-    for settings, names in groups:
-        for name in names if settings else ():
-            before = overrides.get(name, {})
-            overrides[name] = {**before, **settings} if isinstance(before, Mapping) else before
+    for name, changes in found.items():
+        before = overrides.pop(pattern := exact(name), {})
+        if isinstance(changes, Mapping):
+            changes = {**before, **changes} if isinstance(before, Mapping) else before  # noqa: PLW2901 - merged
+        overrides[pattern] = changes
     return replace(optimizer, overrides=overrides) if overrides else optimizer
 
 
@@ -108,19 +109,17 @@ class ShownSettings:
                     f"instead, for example fe.{type(rule).__name__}(lr=fe.StepDecay(0.1, 0.5, every=100))"
                 )
 
-    def update_rates(self, groups: Sequence[dict[str, Any]], version_of: Callable[[int], int | None]) -> None:
+    def update_rates(self, groups: Sequence[dict[str, Any]], version_of: Callable[[int], int]) -> None:
         """Show the learning rate of the next update.
 
         Args:
             groups: All groups of the optimizer.
-            version_of: Returns the version of a group's parameters, given the group's number; None if unknown.
+            version_of: Returns the version of a group's parameters, given the group's number.
         """
         for number, (group, expected, rule) in enumerate(zip(groups, self._expected, self._rules, strict=True)):
             if "lr" not in expected or isinstance(getattr(rule, "lr", 0.0), float):
                 continue
-            if (version := version_of(number)) is None:
-                continue
-            rate = rule.rate_at(version)
+            rate = rule.rate_at(version_of(number))
             if group["lr"] == expected["lr"]:
                 group["lr"] = rate
             expected["lr"] = rate

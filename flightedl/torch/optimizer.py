@@ -14,8 +14,7 @@ A parameter in main memory is bound once, when the optimizer is created, to the 
   shows them. Changing them there, as PyTorch's schedulers do, is an error.
 * If other code writes to a parameter during a job, the next step fails, because other trainers would not get the new
   value. Writing the same values, or restoring them, is permitted.
-* Buffers that training changes are averaged: a step pushes the changes that this trainer has made, and the servers add
-  the mean of all trainers' changes (``Delta``). Integer counters with one element count rounds.
+* A step also pushes the changes that this trainer has made to buffers (``buffers``).
 * Rows that embeddings have looked up in tables are parameters until the step (``rows``), which pushes their gradients.
 * If gradients of the current batch have been computed but not pushed, requesting the next batch fails, because the
   batch would count as done without them.
@@ -26,8 +25,7 @@ Writes through ``.data`` may remain undetected. They are overwritten by the next
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
@@ -36,29 +34,27 @@ from torch.autograd.graph import increment_version
 
 from flightedl.client.model.parameters import Parameters
 from flightedl.domain.consistency.modes import Mode
-from flightedl.domain.model.optimizers import Delta
 from flightedl.domain.model.optimizers import Optimizer as Rule
+from flightedl.domain.model.optimizers import exact
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.errors import GradientError, UsageError
 from flightedl.torch.ahead import PrefetchDetector, Seen
-from flightedl.torch.groups import ShownSettings, chosen, settings_in, shown, with_groups
-from flightedl.torch.module import Place, buffers_of, embeddings_of, parameters_of
+from flightedl.torch.buffers import Buffers
+from flightedl.torch.groups import ShownSettings, chosen, settings_in, shown, with_overrides
+from flightedl.torch.module import buffers_of, embeddings_of, parameters_of, require_separate, undeclared
 from flightedl.torch.rows import RowGroups
 from flightedl.torch.staging import Staging
-from flightedl.torch.tensors import Array, Copies, array_of, bind, fingerprint, is_bound, tensor_of
+from flightedl.torch.tensors import Array, Copies, bind, fingerprint, is_bound, tensor_of
 
-
-class Session(Protocol):
-    """Methods of a job that the optimizer uses."""
-
-    def parameters(self, initial: Mapping[str, Any], **more: Any) -> Parameters: ...
+if TYPE_CHECKING:
+    from flightedl.client.session import Job
 
 
 class Optimizer(torch.optim.Optimizer):
     """Optimizer whose updates are computed on the job's servers.
 
     Args:
-        module: The module to train. All of its parameters, including frozen ones, and its buffers are declared.
+        module: The module to train. Its parameters, including frozen ones, and its buffers are declared.
         job: The result of ``fe.connect()``.
         optimizer: The rule, as in ``job.parameters``.
         mode: As in ``job.parameters``.
@@ -77,7 +73,7 @@ class Optimizer(torch.optim.Optimizer):
     def __init__(
         self,
         module: nn.Module,
-        job: Session,
+        job: Job,
         optimizer: Rule | str,
         *,
         mode: Mode | str | None = None,
@@ -89,19 +85,20 @@ class Optimizer(torch.optim.Optimizer):
         self._places = parameters_of(module)
         self._rows = RowGroups(embeddings_of(module))
         self._names = {id(place.tensor): name for name, place in self._places.items()}
-        self._buffers = buffers_of(module)
+        self._undeclared = undeclared(module, self._places)
+        self._buffers = Buffers(buffers := buffers_of(module))
+        require_separate(self._places, buffers)
         given = self._given(groups)
         rule = chosen(optimizer)
-        rule = with_groups(rule, [(settings_in(group, type(rule)), self._names_in(group["params"])) for group in given])
-        self._rule = _with_buffers(rule, self._buffers)
+        of_groups = [(settings_in(group, type(rule)), self._names_in(group["params"])) for group in given]
+        rule = with_overrides(rule, {name: settings for settings, names in of_groups if settings for name in names})
+        self._rule = with_overrides(rule, self._buffers.rules)
         self._model: Parameters | None = None
         self._tensors: dict[str, torch.Tensor] = {}
         #: Tensor -> value of PyTorch's write counter when the tensor last had the job's values.
         self._written: dict[str, int] = {}
         #: Bound parameter -> hash of the job's values for it.
         self._prints: dict[str, int] = {}
-        #: Buffer -> its values when they last arrived or were last pushed.
-        self._known_buffers: dict[str, Array] = {}
         self._copies = Copies()
         self._pushed = Seen([])
         self._shown = ShownSettings()
@@ -130,12 +127,17 @@ class Optimizer(torch.optim.Optimizer):
         for group in groups:
             if not isinstance(group, Mapping) or "params" not in group:
                 raise UsageError(f'groups has {group!r:.80}, but must have dicts such as {{"params": ..., "lr": 0.1}}')
-            params = group["params"]
-            tensors = [params] if isinstance(params, torch.Tensor) else list(params)
+            tensors = self._tensors_in(group)
             dense = self._without_rows(group, tensors)
             if dense or not tensors:
                 given.append({**group, "params": dense})
         return given
+
+    def _tensors_in(self, group: Mapping[str, Any]) -> list[torch.Tensor]:
+        """Return the declared parameters and rows of a group, in which each parameter may be a tuple with its name."""
+        params = [group["params"]] if isinstance(group["params"], torch.Tensor) else list(group["params"])
+        tensors = [each[-1] if isinstance(each, tuple) else each for each in params]
+        return [tensor for tensor in tensors if all(tensor is not other for other in self._undeclared.values())]
 
     def _without_rows(self, group: Mapping[str, Any], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the tensors of a group, except rows, which have their own groups.
@@ -178,10 +180,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _first_values(self) -> dict[str, Array]:
         tensors = {name: place.tensor.detach() for name, place in self._places.items()}
-        for name, place in self._buffers.items():
-            tensor = place.tensor.detach()
-            tensors[name] = tensor if tensor.is_floating_point() else tensor.double().reshape(())
-        return Copies().arrays(tensors)
+        return Copies().arrays(tensors) | self._buffers.known
 
     @property
     def model(self) -> Parameters:
@@ -213,17 +212,21 @@ class Optimizer(torch.optim.Optimizer):
         self._prefetch_detector.require_in_order()
         self._shown.require_unchanged(self.param_groups)
         self._require_unchanged()
-        gradients, rows, known_buffers = self._gradients(), self._rows.gradients(), dict(self._known_buffers)
+        gradients, rows, known_buffers = self._gradients(), self._rows.gradients(), self._buffers.known
+        changes = self._buffers.changes()
         arrays = self._copies.arrays(gradients | {name: used.leaf.grad for name, (_, used) in rows.items()})
         if self._staging is not None:
             arrays |= self._staging.staged(gradients)
         try:
             for name, (table, used) in rows.items():
                 table.push_distinct(used.ids, used.gradients(arrays.pop(name)))
-            self.model.step(arrays | self._changes_of_buffers())
-        except GradientError:
+            self.model.step(arrays | changes)
+        except GradientError as error:
             self.model.forget_rows()
-            self._known_buffers = known_buffers
+            self._buffers.known = known_buffers
+            if wrong := [name for name, change in changes.items() if not np.isfinite(change).all()]:
+                text = f"{wrong[0]!r} is a buffer, which may have infinities only if it had one when it was declared"
+                raise GradientError(f"{error}; {text}") from error
             raise
         self._pushed = Seen(gradients.values())
         self._rows.drop()
@@ -235,18 +238,19 @@ class Optimizer(torch.optim.Optimizer):
         Raises:
             UsageError: a parameter is not in the module, or the group's settings differ from the declared ones.
         """
-        params = param_group["params"]
-        tensors = self._without_rows(param_group, [params] if isinstance(params, torch.Tensor) else list(params))
+        tensors = self._without_rows(param_group, self._tensors_in(param_group))
         names = self._names_in(tensors)
         rules = [self._rule.for_parameter(name) for name in names]
         settings = settings_in(param_group, type(self._rule))
         for name, rule in zip(names, rules, strict=True):
             for setting, value in settings.items():
-                if self._model is not None and shown(rule)[setting] != value:
+                used = shown(rule).get(setting, "nothing")
+                if value not in (used, getattr(rule, setting, None)):
+                    kind = type(rule).__name__
+                    change = f"{{{setting!r}: {value!r}}}" if kind == type(self._rule).__name__ else f"fe.{kind}(...)"
                     raise UsageError(
-                        f"the servers use {setting}={shown(rule)[setting]!r} for {name!r}, not {value!r}: declare it "
-                        f"from the start, as in fe.{type(rule).__name__}(..., overrides={{{name!r}: "
-                        f"{{{setting!r}: {value!r}}}}})"
+                        f"the servers use {setting}={used!r} for {name!r}, not {value!r}: declare it from the start, "
+                        f"as in fe.{type(self._rule).__name__}(..., overrides={{{exact(name)!r}: {change}}})"
                     )
         rule = rules[0] if rules else self._rule
         settings = shown(rule)
@@ -295,26 +299,26 @@ class Optimizer(torch.optim.Optimizer):
     def values_arrived(self, names: Collection[str]) -> None:
         with torch.no_grad():
             for name in names:
-                tensor = (self._places.get(name) or self._buffers[name]).tensor
                 values = self._tensors[name]
+                if name not in self._places:
+                    self._buffers.arrived(name, values)
+                    continue
+                tensor = self._places[name].tensor
                 if is_bound(tensor, values):
                     # The values are already in place, but autograd must be told that they have changed.
                     increment_version(tensor)
                     self._prints[name] = fingerprint(values)
                 else:
-                    values = values.reshape(tensor.shape)
-                    tensor.copy_(values if tensor.is_floating_point() else values.round())
+                    tensor.copy_(values)
                     self._prints.pop(name, None)
                 self._written[name] = tensor._version
-                if name in self._buffers:
-                    self._known_buffers[name] = self.model[name].copy()
         self._update_rates()
 
     def batch_ends(self, current: CurrentBatch) -> None:
         """Prepare for the next batch, or for the same one again. Raises UsageError if gradients were not pushed."""
         if current.is_undone:
             self._rows.drop()
-            self.values_arrived(list(self._buffers))
+            self.values_arrived(list(self._buffers.rules))
             return
         unpushed = [] if current.has_gradient else self._unpushed()
         try:
@@ -356,23 +360,15 @@ class Optimizer(torch.optim.Optimizer):
                 found[self._names[id(tensor)]] = tensor.grad
         return found
 
-    def _changes_of_buffers(self) -> dict[str, Array]:
-        """Return the change of each changed buffer, relative to the values that last arrived or were last pushed."""
-        changes: dict[str, Array] = {}
-        for name, place in self._buffers.items():
-            # PyTorch's kernels do not increment the write counter when they update running statistics.
-            given = self._known_buffers[name]
-            now = array_of(place.tensor.detach().cpu()).reshape(given.shape).astype(given.dtype)
-            change = now - given
-            if change.any():
-                changes[name] = np.asarray(change, given.dtype)
-                self._known_buffers[name] = now
-        return changes
-
     def _require_unchanged(self) -> None:
+        for name, tensor in self._undeclared.items():
+            if tensor.requires_grad and tensor.numel():
+                raise UsageError(
+                    f"parameter {name!r} was frozen or empty when it was declared: unfreeze it before that"
+                )
         for name, place in self._places.items():
-            tensor, wanted = place.tensor, self._tensors[name]
-            if not place.is_current or tensor.shape != wanted.shape:
+            tensor, wanted, is_declared = place.tensor, self._tensors[name], place.current is place.tensor
+            if not is_declared or tensor.shape != wanted.shape:
                 raise UsageError(
                     f"the module's tensor {name!r} is not the declared one: change the module before making "
                     "fe.torch.Optimizer, in all trainers"
@@ -396,17 +392,13 @@ class Optimizer(torch.optim.Optimizer):
     def _update_rates(self) -> None:
         versions: dict[str, int] = {}
 
-        def version_of(number: int) -> int | None:
+        def version_of(number: int) -> int:
             params = self.param_groups[number]["params"]
             name = self._names.get(id(params[0])) if params else None
-            if name is None or self._model is None:
-                return None
-            versions.update(versions or self._model.versions)
+            if name is None:
+                return max(self.model.steps.versions.values())
+            versions.update(versions or self.model.versions)
             return versions[name]
 
-        self._shown.update_rates(self.param_groups, version_of)
-
-
-def _with_buffers(rule: Rule, buffers: Mapping[str, Place]) -> Rule:
-    """Return the rule, extended so that buffers are updated by the mean of the trainers' changes."""
-    return replace(rule, overrides={**rule.overrides, **dict.fromkeys(buffers, Delta())}) if buffers else rule
+        if self._model is not None:
+            self._shown.update_rates(self.param_groups, version_of)

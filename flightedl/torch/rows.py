@@ -15,7 +15,7 @@ them, and a ``GradScaler`` unscales them and detects overflows.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn, Protocol, Self
+from typing import Any, NamedTuple, NoReturn, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +37,7 @@ class InUse(NamedTuple):
     """Rows that a module has looked up for the current batch."""
 
     ids: Ids
-    #: 1 if row 0 of ``leaf`` is padding, otherwise 0.
+    #: Number of rows of ``leaf`` that are padding, and precede the others.
     first: int
     #: (first + ids, dim).
     leaf: nn.Parameter
@@ -47,16 +47,6 @@ class InUse(NamedTuple):
         # The next step reuses the memory of copies from accelerators, but a sum of batches keeps its gradients longer.
         is_kept = self.leaf.device.type == "cpu"
         return np.array(array[self.first :], np.float32, order="C", copy=None if is_kept else True)
-
-
-class RowListener(Protocol):
-    """Receives the rows that modules use, and pushes their gradients."""
-
-    def rows_added(self, module: OnTable, leaf: nn.Parameter) -> None:
-        """Add rows that a module has looked up for the current batch."""
-        ...
-
-    def rows_dropped(self, module: OnTable) -> None: ...
 
 
 class OnTable(nn.Module):
@@ -84,7 +74,7 @@ class OnTable(nn.Module):
         super().__init__()
         if not isinstance(table, Table):
             raise UsageError(f"{table!r:.80} is not a table: pass the result of job.table(name, dim, ...)")
-        if max_norm is not None and not max_norm > 0:
+        if max_norm is not None and not (isinstance(max_norm, int | float) and max_norm > 0):
             raise UsageError(f"table {table.name!r}: max_norm is {max_norm!r:.40}, but must be greater than 0")
         self.table = table
         self.padding_idx = padding_idx
@@ -96,7 +86,7 @@ class OnTable(nn.Module):
         #: Batch to which the rows in ``_in_use`` belong.
         self._batch: object = None
         #: None if no optimizer contains this module.
-        self.listener: RowListener | None = None
+        self.listener: RowGroups | None = None
         leave_uncompiled(type(self))
 
     @property
@@ -104,10 +94,16 @@ class OnTable(nn.Module):
         """Rows that this module has looked up for the current batch, in order."""
         return self._in_use
 
-    def asked(self, ids: Any) -> Asked:
+    def asked(self, ids: Any, *, reads_padding: bool) -> Asked:
         """Return the lookup for these ids: a tensor, or anything else that ``Table.pull`` accepts."""
-        given = ids.detach().cpu().numpy() if isinstance(ids, torch.Tensor) else ids
-        return self.table.asked(given, padding_idx=self.padding_idx, nulls=self.nulls)
+        if isinstance(ids, torch.Tensor):
+            if ids.layout != torch.strided or ids.is_nested:
+                raise UsageError(f"ids of table {self.table.name!r} are sparse or nested, but must be a dense tensor")
+            if ids.is_floating_point() or ids.is_complex():
+                kind = str(ids.dtype).removeprefix("torch.")
+                raise UsageError(f"ids of table {self.table.name!r} are {kind}, but must be whole numbers or texts")
+            ids = ids.detach().cpu().numpy()
+        return self.table.asked(ids, padding_idx=self.padding_idx, nulls=self.nulls, reads_padding=reads_padding)
 
     def is_training(self, batch: object) -> bool:
         """True if rows that are looked up now will be trained.
@@ -218,32 +214,39 @@ def look_up(requests: Sequence[RowRequest]) -> list[Found]:
 def _together(asked: Sequence[Asked]) -> DistinctIds:
     if len(asked) == 1:
         return asked[0].distinct
-    return DistinctIds(np.concatenate([each.distinct.given for each in asked]))
+    optional = np.unique(np.concatenate([each.distinct.optional for each in asked]))
+    return DistinctIds(np.concatenate([each.distinct.given for each in asked]), optional=optional)
 
 
 def _found_in(
     distinct: DistinctIds, rows: Floats, requests: Mapping[int, RowRequest], batch: object
 ) -> Iterator[tuple[int, Found]]:
     """Yield the rows for each module that uses this table."""
-    needs_padding = not len(rows) or any(asked.kept is not None for _, asked in requests.values())
-    matrix = np.concatenate([np.zeros((1, rows.shape[1]), np.float32), rows]) if needs_padding else rows
+    optional = len(distinct.optional)
+    # Nulls, and padding in bags, use a row of zeros.
+    has_zeros = not len(rows) or any(
+        asked.kept is not None and not asked.distinct.optional.size for _, asked in requests.values()
+    )
+    matrix = np.concatenate([np.zeros((1, rows.shape[1]), np.float32), rows]) if has_zeros else rows
     owner = next((module for module, _ in requests.values() if module.is_training(batch)), None)
     weight = torch.from_numpy(matrix)
     if owner is not None:
         leaf = nn.Parameter(weight.to(owner.rows.device))
-        owner.keep(batch, InUse(distinct.ids, int(needs_padding), leaf))
+        owner.keep(batch, InUse(distinct.ids[optional:], has_zeros + optional, leaf))
         weight = leaf
     start = 0
     for number, (module, asked) in requests.items():
-        places = distinct.places[start : start + len(asked.distinct.given)] + int(needs_padding)
+        places = distinct.places[start : start + len(asked.distinct.given)] + int(has_zeros)
         start += len(asked.distinct.given)
+        padding = None
         if asked.kept is not None:
-            every = np.zeros(len(asked.kept), np.int64)
+            own = asked.distinct.optional
+            padding = has_zeros + int(np.searchsorted(distinct.optional, own[0])) if own.size else 0
+            every = np.full(len(asked.kept), padding, np.int64)
             every[asked.kept] = places
             places = every
         seen = weight if module.is_training(batch) else weight.detach()
         seen = _within(seen.to(module.rows.device), module.max_norm, module.norm_type)
-        padding = 0 if asked.kept is not None else None
         yield number, Found(seen, torch.from_numpy(places).to(module.rows.device), padding)
 
 
@@ -283,6 +286,7 @@ class RowGroups:
         module.listener = self
 
     def rows_added(self, module: OnTable, leaf: nn.Parameter) -> None:
+        """Add rows that a module has looked up for the current batch."""
         self._groups[id(module)]["params"].append(leaf)
 
     def rows_dropped(self, module: OnTable) -> None:

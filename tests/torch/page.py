@@ -18,6 +18,7 @@ from flightedl.client.arguments import metrics_of
 from flightedl.client.data import dataset
 from flightedl.client.data.dataset import Dataset
 from flightedl.client.data.feed import TaskFeed
+from flightedl.client.data.losses import LostData
 from flightedl.coordination.checkpoint_places import write_model
 from flightedl.domain.model.parameters import ParameterSpec
 
@@ -90,8 +91,9 @@ class OneByOne:
 def shared(batches: list[pa.RecordBatch]) -> Dataset:
     """Return one task with these batches, from a master in this process."""
     master = Master(1, len(batches))
+    listener = Mock(lost=LostData())
     feed = partial(TaskFeed, master.fetch, lambda: None, CLOCK)
-    return Dataset(_DECLARED, feed, lambda _: iter(batches), Mock(), waiting, 5.0, lambda: None, explicit_done=True)
+    return Dataset(_DECLARED, feed, lambda _: iter(batches), listener, waiting, 5.0, lambda: None, explicit_done=True)
 
 
 def prepare(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

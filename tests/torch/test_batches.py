@@ -106,6 +106,44 @@ def test_columns_without_a_tensor_type_are_rejected(column: Any, text: str) -> N
         next(batches(batch_of(x=column), "x"))
 
 
+@pytest.mark.parametrize(
+    ("column", "filled"),
+    [
+        (pa.array([1, None, 3], pa.uint64()), [1, 7, 3]),
+        ([None, 0.5], [7.0, 0.5]),
+        ([None, None], [7, 7]),
+        ([True, None], [True, True]),
+        ([[1, None], [None, 2]], [[1, 7], [7, 2]]),
+        (pa.array([[1, None], [None, 2]], pa.list_(pa.int8(), 2)), [[1, 7], [7, 2]]),
+        ([1, 2], [1, 2]),
+    ],
+)
+def test_nulls_are_replaced_by_a_number(column: Any, filled: list[Any]) -> None:
+    column = pa.array(column) if isinstance(column, list) else column
+    one = pa.record_batch({"I1": pa.concat_arrays([column, column]), "x": [1] * 2 * len(column)}).slice(len(column))
+    (batch,) = batches([one], fill={"I1": 7, "I*": 9})
+    assert batch["I1"].tolist() == filled
+    assert batch["x"].tolist() == [1] * len(column)
+    (x,) = batches([one], "I1", fill={"I*": 7})
+    assert x.tolist() == filled
+
+
+@pytest.mark.parametrize(
+    ("column", "fill", "text"),
+    [
+        ([1, None], {"J*": 0}, "fill has 'J.*', which is none of the columns x"),
+        ([1, None], {"x": 0.5}, "fill has 0.5 for column 'x', which is int64"),
+        ([1, None], {"x": "a"}, "fill has 'a' for column 'x', which is int64"),
+        ([[1], None], {"x": 0}, "fill has 0 for column 'x', which is list"),
+        ([1, None], None, r"column 'x' has 1 nulls.*fill=\{'x': 0\} of fe.torch.batches"),
+        ([1, None], {"y"}, "fill is {'y'}, but must be numbers by column"),
+    ],
+)
+def test_a_number_that_does_not_fit_is_rejected(column: Any, fill: Any, text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        next(batches(batch_of(x=column), fill=fill))
+
+
 def test_an_absent_column_is_rejected() -> None:
     with pytest.raises(UsageError, match="there is no column 'z'; the data has x"):
         next(batches(batch_of(x=[1]), "z"))
@@ -113,7 +151,7 @@ def test_an_absent_column_is_rejected() -> None:
 
 @pytest.mark.parametrize(("arguments", "more"), [(("x",), {"transform": len}), ((3,), {}), ((), {"transform": "x"})])
 def test_wrong_arguments_are_rejected_at_once(arguments: Any, more: Any) -> None:
-    with pytest.raises(UsageError, match=r"names of columns, or a transform|must be a name"):
+    with pytest.raises(UsageError, match=r"names of columns, or a transform .*function|must be a name"):
         batches([], *arguments, **more)
 
 

@@ -174,6 +174,94 @@ def test_repeated_ids_and_several_lookups_add_up(bench: TorchBench) -> None:
     assert moved.round(4).tolist() == [{1: 2, 2: 2, 5: 1}.get(each, 0) for each in range(20)]
 
 
+def test_padding_reads_its_stored_row_and_gets_no_gradient(bench: TorchBench) -> None:
+    tables = [table_of(bench.job, name, unknown=unknown) for name, unknown in (("a", "init"), ("b", "error"))]
+    net = nn.ModuleDict({"pad": Embedding(tables[0], padding_idx=0), "other": Embedding(tables[0])})
+    strict = Embedding(tables[1], padding_idx=0).eval()
+    optimizer = Optimizer(nn.ModuleList([net, strict]), bench.job, fe.SGD(1.0))
+    assert strict(torch.tensor([0, 0])).tolist() == [[0, 0, 0]] * 2
+    with pytest.raises(UsageError, match="no row for id 7"):
+        strict(torch.tensor([0, 7]))
+    first = rows_in(tables[0], 1)[0].tolist()
+    collection = EmbeddingCollection(dict(net.items()))
+    for batch in range(2):
+        bench.job.begin(batch)
+        optimizer.zero_grad()
+        found = collection({"pad": torch.tensor([0, 5]), "other": torch.tensor([[0]])})
+        # The first batch creates the row, because another module has a gradient for it.
+        expected = [[0.0] * 3, [value - 1 for value in first]][batch]
+        assert found["pad"][0].tolist() == pytest.approx(expected, abs=1e-6)
+        assert found["other"][0, 0].tolist() == pytest.approx([value - batch for value in first], abs=1e-6)
+        (found["pad"].sum() * 8 + found["other"].sum()).backward()
+        assert nn.utils.get_total_norm([each.grad for each in net.parameters() if each.grad is not None]) == (
+            pytest.approx((3 * 8**2 + 3) ** 0.5)
+        )
+        optimizer.step()
+        bench.job.end()
+    np.testing.assert_allclose(rows_in(tables[0], 1)[0], np.array(first) - 2, rtol=1e-6)
+    assert tables[0].pull([0, 5], padding_idx=0)[0].tolist() == rows_in(tables[0], 1)[0].tolist()
+
+
+def test_padding_is_the_stored_row_of_its_own_module(bench: TorchBench) -> None:
+    table = table_of(bench.job)
+    net = nn.ModuleDict(
+        {str(pad): Embedding(table, padding_idx=pad, nulls="padding") for pad in (4, 2)}
+        | {"bag": EmbeddingBag(table, padding_idx=2)}
+    )
+    optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
+    before = rows_in(table, 6)
+    collection = EmbeddingCollection(dict(net.items()))
+    for batch in range(2):
+        bench.job.begin(batch)
+        optimizer.zero_grad()
+        column = pa.array([4, None, 2, 3])
+        found = collection({"4": column, "2": column, "bag": torch.tensor([[2, 3]])})
+        zero = torch.zeros(3)
+        stored = torch.from_numpy(before - 1) if batch else None
+        torch.testing.assert_close(found["4"][0].detach(), stored[4] if batch else zero)
+        assert torch.equal(found["4"][0], found["4"][1])
+        torch.testing.assert_close(found["2"][2].detach(), stored[2] if batch else zero)
+        assert torch.equal(found["2"][2], found["2"][1])
+        assert torch.equal(found["bag"][0], found["4"][3])
+        if not batch:
+            (found["4"][[0, 2]].sum() + found["2"][[0, 2]].sum()).backward()
+            optimizer.step()
+        bench.job.end()
+    moved = (before - rows_in(table, 6))[:, 0].round(4).tolist()
+    assert moved == [0, 0, 1, 0, 1, 0]
+
+
+def test_only_padding_creates_no_row(bench: TorchBench) -> None:
+    net = nn.Sequential(Embedding(table_of(bench.job), padding_idx=3), nn.Linear(3, 1))
+    optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
+    bench.job.begin(0)
+    net(torch.tensor([3, 3])).sum().backward()
+    optimizer.step()
+    bench.job.end()
+    assert rows_made(bench) == 0
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+def test_bags_divide_gradients_by_the_counts_of_ids(mode: str, bench: TorchBench) -> None:
+    table = table_of(bench.job)
+    bag = EmbeddingBag(table, mode=mode, scale_grad_by_freq=True, padding_idx=0)
+    optimizer = Optimizer(bag, bench.job, fe.SGD(1.0))
+    ids = torch.tensor([[1, 1, 2, 0], [2, 3, 0, 0], [1, 4, 4, 4]])
+    before = rows_in(table, 6)
+    reference = plain_like(before, padding_idx=0, scale_grad_by_freq=True)
+    bench.job.begin(0)
+    given = bag(ids)
+    rows, is_kept = reference(ids), (ids != 0).unsqueeze(2)
+    expected = (rows * is_kept).sum(1) / (is_kept.sum(1) if mode == "mean" else 1)
+    torch.testing.assert_close(given, expected)
+    weights = torch.arange(9.0).reshape(3, 3)
+    for each in (given, expected):
+        (each * weights).sum().backward()
+    optimizer.step()
+    bench.job.end()
+    np.testing.assert_allclose(before - rows_in(table, 6), reference.weight.grad.numpy(), rtol=1e-5, atol=1e-6)
+
+
 def test_padding_is_zero_and_has_no_gradient(bench: TorchBench) -> None:
     table = table_of(bench.job)
     net = Embedding(table, padding_idx=0)
@@ -691,7 +779,9 @@ def test_a_table_of_another_job_is_rejected(bench: TorchBench) -> None:
     [
         (lambda _: Embedding(5), r"5 is not a table: pass the result of job.table\(name, dim, ...\)"),
         (lambda table: Embedding(table, max_norm=-1.0), "max_norm is -1.0, but must be greater than 0"),
+        (lambda table: Embedding(table, max_norm="1"), "max_norm is '1', but must be greater than 0"),
         (lambda table: EmbeddingBag(table, mode="first"), "mode is 'first', but must be one of sum, mean, max"),
+        (lambda table: EmbeddingBag(table, mode="max", scale_grad_by_freq=True), "cannot be combined with mode 'max'"),
         (lambda _: EmbeddingCollection({}), "at least one fe.torch.Embedding"),
         (lambda table: Embedding(table)([1]), "no fe.torch.Optimizer has.*call eval"),
     ],
@@ -707,10 +797,17 @@ def test_invalid_arguments_of_an_embedding_are_rejected(
     ("look", "text"),
     [
         (lambda net: net["one"](torch.ones(2)), "ids of table 'users' are float32"),
+        (lambda net: net["one"](torch.ones(2, dtype=torch.bfloat16)), "ids of table 'users' are bfloat16"),
+        (lambda net: net["one"](torch.ones(2, dtype=torch.bool)), "ids of table 'users' are bool"),
         (lambda net: net["one"](pa.array([1, None])), "have 1 nulls: see nulls='padding'"),
         (lambda net: net["one"](pa.array([[1], [2]])), "are lists, that is, bags: use fe.torch.EmbeddingBag"),
         (lambda net: net["bag"](torch.tensor([1, 2])), "the bags of table 'users' are invalid: offsets"),
         (lambda net: net["bag"](torch.tensor([1, 2]), torch.tensor([1])), "the bags of table 'users' are invalid"),
+        (lambda net: net["bag"](torch.tensor([1, 2]), torch.tensor([0, 2, 1])), "invalid: .* must not decrease"),
+        (lambda net: net["bag"](torch.tensor([1, 2]), torch.tensor([0, 3])), "invalid: .* must not exceed 2"),
+        (lambda net: net["bag"](torch.tensor([1, 2]), torch.tensor([0.0, 1.5])), "offsets must be whole numbers, not"),
+        (lambda net: net["bag"](pa.array([[1], [2]]), torch.tensor([0, 1])), "column of lists, which needs no offsets"),
+        (lambda net: net["one"](torch.eye(2, dtype=torch.int64).to_sparse()), "are sparse or nested, but must be a de"),
         (
             lambda net: net["bag"](torch.tensor([[1, 2]]), None, torch.ones(1, 2)),
             "are invalid: .*per_sample_weights",
@@ -740,3 +837,28 @@ def test_a_torch_embedding_is_a_parameter_unless_it_rewrites_itself(bench: Torch
         Optimizer(nn.Sequential(nn.Embedding(4, 2, max_norm=1.0)), bench.job, fe.SGD(1.0))
     Optimizer(nn.Sequential(nn.Embedding(4, 2, sparse=True)), bench.job, fe.SGD(1.0))
     assert list(bench.job.trainer.parameters) == ["0.weight"]
+
+
+@pytest.mark.parametrize("mode", [fe.Sync(), fe.Async()], ids=["sync", "async"])
+def test_rows_that_are_pushed_later_have_the_rate_that_is_shown(mode: Any, bench: TorchBench) -> None:
+    rule = fe.SGD(fe.StepDecay(1.0, 0.5, every=2))
+    table = table_of(bench.job, rule=rule)
+    net = nn.ModuleDict({"users": Embedding(table), "head": nn.Linear(3, 1)})
+    optimizer = Optimizer(net, bench.job, rule, mode=mode)
+    rates = []
+    for batch in range(8):
+        bench.job.begin(batch)
+        optimizer.zero_grad()
+        loss = net["head"](torch.ones(3)).sum()
+        if uses_rows := batch in {4, 7}:
+            before = rows_in(table, 1)
+            loss = loss + net["users"](torch.tensor([0])).sum()
+        loss.backward()
+        shown = [group["lr"] for group in optimizer.param_groups]
+        optimizer.step()
+        bench.job.end()
+        assert shown == [0.5 ** (batch // 2)] * 2
+        if uses_rows:
+            np.testing.assert_allclose(before - rows_in(table, 1), shown[1], rtol=1e-5)
+            rates.append(shown[1])
+    assert rates == [0.25, 0.125]

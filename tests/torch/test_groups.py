@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 
 import flightedl as fe
-from flightedl.testing.etcd_server import EtcdServer
+from tests.support.etcd_server import EtcdServer
 
 from ..docs.pages import ROOT, examples
 

@@ -364,6 +364,29 @@ def test_the_shown_rate_is_that_of_the_servers(bench: TorchBench) -> None:
     assert shown == [1.0, 0.5, 0.25]
 
 
+@pytest.mark.parametrize("mode", [fe.Sync(), fe.Async(), fe.Bounded(staleness=1)], ids=["sync", "async", "bounded"])
+def test_a_backbone_that_is_unfrozen_later_has_the_rate_of_the_head(mode: Any, bench: TorchBench) -> None:
+    torch.manual_seed(0)
+    ours = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    theirs = copy.deepcopy(ours)
+    optimizer = Optimizer(ours, bench.job, fe.Adam(fe.StepDecay(0.1, 0.5, every=3)), mode=mode)
+    reference = torch.optim.Adam(theirs.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(reference, lambda step: 0.5 ** (step // 3))
+    for batch in range(14):
+        x, y = torch.randn(5, 3), torch.randint(2, (5,))
+        assert optimizer.param_groups[0]["lr"] == reference.param_groups[0]["lr"]
+        bench.job.begin(batch, len(x))
+        for net, each in ((ours, optimizer), (theirs, reference)):
+            net[0].requires_grad_(6 <= batch < 9 or batch >= 11)
+            each.zero_grad()
+            functional.cross_entropy(net(x), y).backward()
+            each.step()
+        scheduler.step()
+        bench.job.end()
+    for ours_value, theirs_value in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(ours_value, theirs_value, rtol=0, atol=1e-6)
+
+
 def test_a_torch_scheduler_is_rejected_with_an_alternative(bench: TorchBench) -> None:
     net = line()
     optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
@@ -571,15 +594,13 @@ def test_the_change_of_a_buffer_is_pushed_once_for_several_batches(bench: TorchB
     torch.testing.assert_close(net.running_mean, torch.tensor([2.0 * (1 - 0.5**6)]))
 
 
-def test_masks_and_buffers_without_state_stay_local(bench: TorchBench) -> None:
+def test_buffers_without_state_stay_local(bench: TorchBench) -> None:
     net = line()
-    net.register_buffer("mask", torch.tensor([True, False]))
-    net.register_buffer("positions", torch.arange(3))
-    net.register_buffer("infinite", torch.tensor([float("-inf")]))
     net.register_buffer("cache", torch.zeros(2), persistent=False)
-    net.register_buffer("mean", torch.zeros(2))
+    net.register_buffer("empty", torch.zeros(0))
+    net.register_buffer("mask", torch.tensor([True, False]))
     Optimizer(net, bench.job, fe.SGD(1.0))
-    assert set(bench.job.trainer.parameters) == {"weight", "bias", "mean"}
+    assert set(bench.job.trainer.parameters) == {"weight", "bias", "mask"}
 
 
 # --- rejected input ---
@@ -788,3 +809,16 @@ def test_parameters_that_servers_cannot_train_are_rejected(make: Any, rule: Any,
 def test_wrong_groups_are_rejected(groups: Any, text: str, bench: TorchBench) -> None:
     with pytest.raises(UsageError, match=text):
         Optimizer(line(), bench.job, fe.SGD(1.0), groups=groups)
+
+
+def test_settings_of_a_group_whose_parameters_have_another_rule_are_rejected(bench: TorchBench) -> None:
+    rule = fe.Momentum(1.0, overrides={"w*": fe.Adam(0.5), "bias": {"momentum": 0.5}})
+    net = nn.Linear(2, 1)
+    for setting, used in (("lr", "0.5"), ("momentum", "'nothing'")):
+        text = rf"use {setting}={used} for 'weight', not 0.25.*{{'weight': fe.Adam\(...\)}}"
+        with pytest.raises(UsageError, match=text):
+            Optimizer(net, bench.job, rule, groups=[{"params": net.parameters(), setting: 0.25}])
+    assert bench.cluster is None, "the model was not declared"
+    groups = [{"params": [net.weight], "lr": 0.5}, {"params": [net.bias], "lr": fe.StepDecay(0.5, 0.5, every=2)}]
+    optimizer = Optimizer(net, bench.job, rule, groups=groups)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.5]
