@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from flightedl import errors
+    from flightedl.client.data.shard_writer import ShardWriter
     from flightedl.client.data.snapshots import delta_files, iceberg_files
     from flightedl.client.following.follower import Follower
     from flightedl.client.model.loading import load
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from flightedl.domain.tables.evict import Evict
     from flightedl.domain.tables.optimizers import RowAdagrad, RowAdam
     from flightedl.domain.trainer.acknowledged import Done
+    from flightedl.formats import decode
     from flightedl.launch.cluster import LocalCluster, local
 
 __all__ = [
@@ -84,11 +86,13 @@ __all__ = [
     "RMSprop",
     "RowAdagrad",
     "RowAdam",
+    "ShardWriter",
     "StepDecay",
     "Sync",
     "Uniform",
     "Zeros",
     "connect",
+    "decode",
     "delta_files",
     "errors",
     "iceberg_files",
@@ -102,6 +106,7 @@ __version__ = "0.1.0"
 
 #: Public name -> module that defines it.
 _HOMES = {
+    "flightedl.client.data.shard_writer": ("ShardWriter",),
     "flightedl.client.data.snapshots": ("delta_files", "iceberg_files"),
     "flightedl.client.following.follower": ("Follower",),
     "flightedl.client.model.loading": ("load",),
@@ -131,12 +136,14 @@ _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("errors", "torch"):
-        return importlib.import_module(f"flightedl.{name}")
+    if name in ("errors", "torch", "decode"):
+        return importlib.import_module(f"flightedl.{'formats.' if name == 'decode' else ''}{name}")
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from flightedl.process.ending import report_errors
     from flightedl.process.importing import without_collection
 
+    report_errors()
     with without_collection():
         value = getattr(importlib.import_module(_MODULE_OF[name]), name)
     globals()[name] = value

@@ -10,10 +10,12 @@ starts. Without it, glibc returns every received buffer to the kernel and faults
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import math
 import os
 import re
+import socket
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -44,6 +46,44 @@ AboveZero = Annotated[float, msgspec.Meta(gt=0)]
 _JOB_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
+def host_port(host: str, port: int) -> str:
+    """Return ``host:port``, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+
+
+def family_of(address: str) -> socket.AddressFamily:
+    """Return the family of sockets that can bind a numeric address."""
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def require_numeric(host: str) -> None:
+    """Raise UsageError unless this is a numeric address, as servers need to bind to."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        raise UsageError(f"bind address {host!r} is a name; give a numeric address such as 127.0.0.1") from None
+
+
+def is_loopback(host: str, *, name: bool = False) -> bool:
+    """True if this is a numeric address of the loopback interface, in brackets or not. Return ``name`` for a name."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return name
+
+
+def _loopback() -> str:
+    for address in ("127.0.0.1", "::1"):
+        with contextlib.suppress(OSError), socket.socket(family_of(address), socket.SOCK_DGRAM) as probe:
+            probe.bind((address, 0))
+            return address
+    return "127.0.0.1"
+
+
+#: Address of the loopback interface: that of IPv4, unless this machine only has that of IPv6.
+LOOPBACK = _loopback()
+
+
 class Resume(StrEnum):
     """How to start a job that has no state in etcd: from the newest checkpoint, or from scratch."""
 
@@ -65,12 +105,27 @@ def is_job_name(text: str) -> bool:
     return _JOB_NAME.fullmatch(text) is not None
 
 
-def require_addresses(text: str) -> None:
-    """Raise UsageError unless this is an address of etcd or a comma-separated list of such addresses."""
+def etcd_addresses(text: str, *, has_tls: bool) -> str:
+    """Return an address of etcd, or a comma-separated list of such addresses, as ``host:port`` without schemes.
+
+    Raises:
+        UsageError: an address is not ``host:port``, or its scheme contradicts ``has_tls``.
+    """
+    found = []
     for part in text.split(","):
-        host, _, port = part.strip().rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise UsageError(f"etcd address {part!r:.80} is not host:port (--etcd or FLIGHTEDL_ETCD)")
+        scheme, is_url, address = part.strip().rpartition("://")
+        host, _, port = (address.removesuffix("/") if is_url else address).rpartition(":")
+        is_host = ":" not in host.removeprefix("[").removesuffix("]") or (host[0], host[-1]) == ("[", "]")
+        if not (host and is_host and port.isdecimal() and 0 < int(port) < 65536) or scheme not in {"", "http", "https"}:
+            hint = ", with an IPv6 address in brackets" if part.count(":") > 2 else ""
+            if "@" in part:
+                part, hint = f"…@{part.rpartition('@')[2]}", ", without user and password (FLIGHTEDL_ETCD_USER)"  # noqa: PLW2901
+            raise UsageError(f"etcd address {part!r:.80} is not host:port{hint} (--etcd or FLIGHTEDL_ETCD)")
+        if is_url and has_tls != (scheme == "https"):
+            remedy = "omit it, or write https://" if has_tls else "set the directory of its certificates"
+            raise UsageError(f"etcd address {part!r:.80} contradicts FLIGHTEDL_ETCD_TLS_DIR: {remedy}")
+        found.append(f"{host}:{port}")
+    return ",".join(found)
 
 
 def require_job_name(text: str) -> None:
@@ -85,8 +140,9 @@ def require_job_name(text: str) -> None:
 class CommonSettings:
     """Settings of every process of a job. All times are in seconds."""
 
-    #: ``host:port`` of etcd, or a comma-separated list of such addresses.
-    etcd: str = "127.0.0.1:2379"
+    #: ``host:port`` of etcd, or a comma-separated list of such addresses. ``http://`` or ``https://`` may precede each
+    #: address.
+    etcd: str = host_port(LOOPBACK, 2379)
     #: Name of the job: 1 to 63 lower-case letters, digits and dashes.
     job: str = "default"
     #: Time to live of this process's leases. The process counts as alive for this long after it last renewed its lease.
@@ -108,6 +164,9 @@ class CommonSettings:
     telemetry: str = ""
     #: Directory for the process's recording, for ``flightedl replay``; empty disables recording.
     record: str = ""
+    #: OLD=NEW, or several of these with commas between them: folders whose files were copied to another place. OLD and
+    #: NEW are the same if the copies have the same names as the files that were indexed.
+    data_moved: str = ""
     #: Checksums of values sent between trainers and pservers: "always", "never", or "auto" (only if nothing else
     #: protects the values).
     integrity: str = "auto"
@@ -137,7 +196,8 @@ class CommonSettings:
             raise UsageError("notice=kubernetes needs the name of the pod's node: set FLIGHTEDL_NODE to spec.nodeName")
         if self.telemetry not in _TELEMETRY:
             raise UsageError(f"telemetry is {self.telemetry!r:.40}, but must be otlp, or empty for none")
-        require_addresses(self.etcd)
+        if self.etcd or not isinstance(self, TrainerSettings):
+            object.__setattr__(self, "etcd", etcd_addresses(self.etcd, has_tls=bool(self.etcd_tls_dir)))
         if bool(self.etcd_user) != bool(self.etcd_password_file):
             raise UsageError("etcd_user and etcd_password_file belong together: set both, or neither")
         if self.etcd_user and not self.etcd_tls_dir:
@@ -150,7 +210,7 @@ class ServerSettings(CommonSettings):
 
     #: Address to bind; "0.0.0.0" accepts connections from other machines. It must be numeric, because two servers can
     #: bind the same port under different names without an error.
-    bind: str = "127.0.0.1"
+    bind: str = LOOPBACK
     #: Address to publish; empty for the address that is bound. Required with "0.0.0.0".
     advertise: str = ""
     #: Port; 0: any free port.
@@ -165,6 +225,8 @@ class ServerSettings(CommonSettings):
     checkpoint: str = ""
     #: Accept connections from other machines in plain text. Anyone who can reach the port then has full access.
     insecure: bool = False
+    #: Name that the launcher has given this process, for ``flightedl status``; empty if it has none.
+    process_name: str = ""
 
     def __post_init__(self) -> None:
         CommonSettings.__post_init__(self)
@@ -189,6 +251,9 @@ class MasterSettings(ServerSettings):
     #: Seconds without a finished batch after which a live trainer loses its tasks. Used until the first task has been
     #: finished, and in jobs without a model.
     stuck_after_s: Annotated[float, msgspec.Meta(ge=STUCK_FLOOR_S)] = 900.0
+    #: Seconds for which a trainer may fail at one batch after another, with nothing done in between, before it has to
+    #: end. If all trainers do, for example because the storage refuses access, the job waits for the data that long.
+    stand_still_s: AboveZero = 600.0
     #: Seconds between checkpoints; 0 for checkpoints only at the end of epochs.
     checkpoint_every_s: Seconds = 60.0
     #: Checkpoint after every N finished tasks; 0 disables this trigger.
@@ -214,7 +279,8 @@ class MasterSettings(ServerSettings):
         ServerSettings.__post_init__(self)
         if self.recovery not in {"replay", "rollback"}:
             raise UsageError(f"recovery is {self.recovery!r}, but must be replay or rollback")
-        if self.resume is not Resume.NEVER and not self.checkpoint:
+        # A job without a model can continue from its state in an etcd that somebody has chosen.
+        if self.resume is not Resume.NEVER and not self.checkpoint and self.etcd == host_port(LOOPBACK, 2379):
             raise UsageError("resume needs the URL of the checkpoints (--checkpoint or FLIGHTEDL_CHECKPOINT)")
 
 
@@ -245,6 +311,8 @@ class DoctorSettings(CommonSettings):
 class TrainerSettings(CommonSettings):
     """Settings of ``fe.connect()``."""
 
+    #: Addresses of etcd, as for servers. If empty, rank 0 starts a master without etcd, which ends with the ranks.
+    etcd: str = ""
     #: Seconds after which an unreachable server ends the program with an error.
     give_up_s: Seconds = 300.0
     #: Seconds of waiting after which the program reports what it is waiting for.
@@ -260,7 +328,7 @@ class TrainerSettings(CommonSettings):
     #: Port of this trainer's Prometheus page, at the address ``bind``; 0 disables the page.
     metrics_port: Port = 0
     #: Address to bind for that page.
-    bind: str = "127.0.0.1"
+    bind: str = LOOPBACK
     #: Serve that page to other machines in plain text.
     insecure: bool = False
 
@@ -271,7 +339,8 @@ class TrainerSettings(CommonSettings):
 
 
 def _require_secure(bind: str, tls_dir: str, *, insecure: bool) -> None:
-    if not tls_dir and not insecure and not _is_loopback(bind):
+    # A name is rejected when the server binds it.
+    if not tls_dir and not insecure and not is_loopback(bind, name=True):
         raise UsageError(
             f"bind is {bind}, and without TLS anyone who can reach it has full access: create certificates "
             "with `flightedl certs create` and set tls_dir (FLIGHTEDL_TLS_DIR), or set insecure "
@@ -300,13 +369,6 @@ def _require_in_range(values: CommonSettings) -> None:
 def _require_one_of(name: str, given: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise UsageError(f"{name} is {given!r:.40}, but must be one of {', '.join(allowed)}")
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return True  # A host name is rejected when the server binds it.
 
 
 _Settings = TypeVar("_Settings", bound=CommonSettings)
@@ -409,10 +471,11 @@ def tuned_environment() -> dict[str, str]:
 def child_environment(*values: CommonSettings, **variables: str) -> dict[str, str]:
     """Return the complete environment of a child process: that of this process, tuned, with these settings.
 
-    Variables that the user has set, for example for the allocator, are kept.
+    Variables that the user has set, for example for the allocator, are kept. Only the encoding of output is changed,
+    because launchers read it as UTF-8, whatever the encoding of their own terminal.
     """
     given = {name: text for value in values for name, text in to_environment(value).items()}
-    return tuned_environment() | dict(os.environ) | given | variables
+    return tuned_environment() | dict(os.environ) | {"PYTHONIOENCODING": "utf-8"} | given | variables
 
 
 #: Variables that set the number of threads of linear algebra libraries. By default, each starts one per core.

@@ -3,12 +3,18 @@
 Every error that flightedl raises deliberately has one of these classes. ``code`` identifies the class on the wire.
 ``retryable`` is true if the *same* request may be sent again unchanged. *Rejected* (the request had no effect) and
 *outcome unknown* (it may have had one) are separate branches, because callers with state must handle them differently.
+``fault`` says what failed if the error was raised while data was read: the store, the decoder (damaged content), the
+user's code, or this machine. It is empty for errors that blame none of them, such as wrong declarations.
 
 ::
 
     FlightedlError
     ├── UsageError              usage            the caller's input is wrong; says what to do
     │   ├── DataError           data             a file, chunk or record cannot be used
+    │   │   ├── StoreError      store            the store lacks a file or refuses to read it
+    │   │   ├── UserCodeError   user_code        the user's transform=, decode= or filter failed
+    │   │   ├── LossyError      lossy            a conversion would change values
+    │   │   └── LostDataError   lost_data        the loop is over, but some batches were set aside
     │   └── GradientError       gradient         a gradient of wrong name, shape, dtype, or not finite
     ├── DeclarationError        declaration      another process declared the job differently
     ├── NotFoundError           not_found        the requested object does not exist
@@ -20,13 +26,17 @@ Every error that flightedl raises deliberately has one of these classes. ``code`
     │   │                                        again and send the same request to their owner
     │   └── UnregisteredError   unregistered     the trainer's registration is over: register again, then retry
     ├── CorruptError            corrupt          a checksum or a structure is violated
+    ├── MachineError            machine          this machine cannot do it; another one may
+    │   └── UnsupportedError    unsupported      (also a DataError) it lacks a package, codec or kernel
     ├── MessageError            message          a message violates the protocol
     ├── AuthenticationError     authentication   the sender is not authenticated, or not authorized
     ├── JobFailedError          job_failed       the job cannot continue; the text gives the reason
     │   └── RolledBackError     rolled_back      etcd has gone back: continue from the checkpoint with --resume
+    ├── TrainerFailedError      trainer_failed   only this trainer fails again and again; the job continues without it
     ├── BegunAnewError          begun_anew       the model was initialized again: restart this trainer
     ├── UnavailableError        unavailable      (retryable) not reachable or not ready; nothing happened
     │   ├── BusyError           busy             (retryable) admission limit; nothing happened
+    │   ├── ExhaustedError      exhausted        (retryable, also a MachineError) memory, files or disk are used up now
     │   ├── DamagedError        damaged          (retryable, also a CorruptError) a message was damaged in transit
     │   └── NotReadyError       not_ready        (retryable) the server is starting or waiting; the text says why
     ├── OutcomeUnknownError     outcome_unknown  the request may or may not have been executed
@@ -36,7 +46,10 @@ Every error that flightedl raises deliberately has one of these classes. ``code`
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal, TypeAlias
+
+#: What failed while data was read; empty if none of these is to blame.
+Fault: TypeAlias = Literal["", "store", "decoder", "code", "machine"]
 
 
 class FlightedlError(Exception):
@@ -44,6 +57,7 @@ class FlightedlError(Exception):
 
     code: ClassVar[str] = "error"
     retryable: ClassVar[bool] = False
+    fault: ClassVar[Fault] = ""
 
 
 class UsageError(FlightedlError):
@@ -56,6 +70,32 @@ class DataError(UsageError):
     """A file, chunk or record is unusable. The message names the file and the location in the file."""
 
     code = "data"
+
+
+class StoreError(DataError):
+    """The store does not have a file, or refuses to read it. The content is unknown."""
+
+    code = "store"
+    fault: ClassVar[Fault] = "store"
+
+
+class UserCodeError(DataError):
+    """The user's ``transform=``, ``decode=``, ``types=`` or filter failed at a record. The record itself was read."""
+
+    code = "user_code"
+    fault: ClassVar[Fault] = "code"
+
+
+class LossyError(DataError):
+    """The format of a conversion changes values, so nothing was written. The message names the columns."""
+
+    code = "lossy"
+
+
+class LostDataError(DataError):
+    """All epochs are done, but without some batches. The message names their files and records."""
+
+    code = "lost_data"
 
 
 class GradientError(UsageError):
@@ -104,6 +144,20 @@ class CorruptError(FlightedlError):
     """Stored or received bytes do not match their checksum or have a wrong structure. Nothing was applied."""
 
     code = "corrupt"
+    fault: ClassVar[Fault] = "decoder"
+
+
+class MachineError(FlightedlError):
+    """This machine cannot do what was requested. Another machine may, so the request and the data are not at fault."""
+
+    code = "machine"
+    fault: ClassVar[Fault] = "machine"
+
+
+class UnsupportedError(MachineError, DataError):
+    """The software on this machine lacks a package, codec or kernel that the data needs. The message names it."""
+
+    code = "unsupported"
 
 
 class MessageError(FlightedlError):
@@ -130,6 +184,12 @@ class RolledBackError(JobFailedError):
     code = "rolled_back"
 
 
+class TrainerFailedError(FlightedlError):
+    """This trainer fails again and again, so it gets no more work. The job continues without it."""
+
+    code = "trainer_failed"
+
+
 class BegunAnewError(FlightedlError):
     """The model was initialized again after its values were lost. This process has the old state. Restart it."""
 
@@ -141,6 +201,7 @@ class UnavailableError(FlightedlError):
 
     code = "unavailable"
     retryable = True
+    fault: ClassVar[Fault] = "store"
 
 
 class BusyError(UnavailableError):
@@ -153,6 +214,12 @@ class DamagedError(CorruptError, UnavailableError):
     """A message does not match its checksum. No part of it was applied, and it can be sent again."""
 
     code = "damaged"
+
+
+class ExhaustedError(MachineError, UnavailableError):
+    """Memory, open files or disk space of this machine are used up. The same call may succeed later."""
+
+    code = "exhausted"
 
 
 class NotReadyError(UnavailableError):
@@ -191,16 +258,40 @@ ERRORS_BY_CODE: dict[str, type[FlightedlError]] = _tree(FlightedlError)
 
 
 #: Exit codes of all processes. 1: failed, but a retry may succeed. 2: the input must be changed. 3: the job cannot
-#: continue. 75 (EX_TEMPFAIL in sysexits.h): the job continues, but this process must be restarted.
+#: continue. 4: the job has ended, but its results are incomplete. 75 (EX_TEMPFAIL in sysexits.h): the job continues,
+#: but this process must be restarted. 130: Ctrl-C. 256: the process has ended, but its exit status could not be read.
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_JOB_FAILED = 3
+EXIT_INCOMPLETE = 4
 EXIT_START_AGAIN = 75
+EXIT_INTERRUPTED = 130
+EXIT_UNKNOWN = 256
 
 
-def exit_code_of(error: FlightedlError) -> int:
-    """Return the exit code of a process that ends because of this error."""
-    if isinstance(error, UsageError | DeclarationError):
+def is_clean(exit_code: int) -> bool:
+    """True if a process has done everything that its script wanted to do, so that nothing must be done again."""
+    return exit_code == 0
+
+
+def has_finished(exit_code: int) -> bool:
+    """True if nothing is left to do for a trainer. Its script may have failed because of data that cannot be used."""
+    return is_clean(exit_code) or exit_code == EXIT_INCOMPLETE
+
+
+def exit_code_of(error: BaseException | None) -> int:
+    """Return the exit code of a process that ends because of this error; None if its script has ended without one."""
+    if error is None:
+        return 0
+    if isinstance(error, SystemExit):
+        return error.code & 0xFF if isinstance(error.code, int) else int(error.code is not None)
+    if isinstance(error, KeyboardInterrupt):
+        return EXIT_INTERRUPTED
+    if not isinstance(error, FlightedlError):
+        return EXIT_FAILED
+    if isinstance(error, LostDataError):
+        return EXIT_INCOMPLETE
+    if isinstance(error, UsageError | DeclarationError) and not isinstance(error, UserCodeError | LossyError):
         return EXIT_USAGE
     if isinstance(error, JobFailedError):
         return EXIT_JOB_FAILED

@@ -1,15 +1,15 @@
 """Interfaces to the outside world: clock, instruments, coordinator, files, storage and cluster.
 
-Each interface (*port*) has an adapter in ``flightedl.adapters``, an in-memory twin in ``flightedl.testing``, and a
-contract suite in ``flightedl.testing.contracts`` that both must pass. The suite checks the guarantees stated here.
+Each interface (*port*) has an adapter in ``flightedl.adapters``, an in-memory twin in ``tests.support``, and a
+contract suite in ``tests.support.contracts`` that both must pass. The suite checks the guarantees stated here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, BinaryIO, Protocol
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO, Protocol, Self
 
 from flightedl.domain.recovery.store_history import Sighting
 
@@ -258,6 +258,22 @@ class FileStat:
     url: str
     size_bytes: int
     version: str
+    #: Name below the fixed part of the pattern that it matches; empty if no pattern is known.
+    name: str = field(default="", compare=False)
+    #: True if the user says that the file is a copy of the one with this name (``data_moved``).
+    is_copy: bool = field(default=False, compare=False)
+
+
+class FileListing(tuple[FileStat, ...]):  # noqa: SLOT001 - tuples have no slots
+    """The files that match patterns."""
+
+    #: For each reason why matching names are not among the files, a sentence with their number.
+    left_out: tuple[str, ...] = ()
+
+    def __new__(cls, files: Iterable[FileStat], left_out: Iterable[str] = ()) -> Self:
+        made = super().__new__(cls, files)
+        made.left_out = tuple(left_out)
+        return made
 
 
 class Files(Protocol):
@@ -267,11 +283,16 @@ class Files(Protocol):
     solve. Reading an open file raises the exceptions of the store's library.
     """
 
-    def expand(self, patterns: Sequence[str], *, may_be_empty: bool = False) -> tuple[FileStat, ...]:
+    def declare(self, urls: Sequence[str], moved: Mapping[str, str] | None = None) -> None:
+        """Remember the queries of URLs, with which files are opened, and folders (old -> new) of files that moved."""
+        ...
+
+    def expand(self, patterns: Sequence[str], *, may_be_empty: bool = False) -> FileListing:
         """Return the files that match these URLs and globs, sorted by URL, without duplicates.
 
         A wildcard never matches names that begin with ``_`` or ``.``, which by convention are not data. Raises
-        DataError, which names the pattern, if a pattern cannot be listed or (unless ``may_be_empty``) matches nothing.
+        DataError, which names the pattern, if a pattern cannot be listed or (unless ``may_be_empty``) matches nothing
+        or a link without a target. With ``may_be_empty``, such a link is a file of version "".
         """
         ...
 

@@ -18,9 +18,9 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
-from flightedl.testing.clock import FakeClock
-from flightedl.testing.etcd_server import EtcdServer
-from flightedl.testing.s3_server import S3Server
+from tests.support.clock import FakeClock
+from tests.support.etcd_server import EtcdServer
+from tests.support.s3_server import S3Server
 
 if TYPE_CHECKING:
     from flightedl.launch.forking import ForkServer

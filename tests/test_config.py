@@ -14,6 +14,8 @@ from flightedl.config import (
     Resume,
     TrainerSettings,
     available_cores,
+    child_environment,
+    host_port,
     settings,
     thread_environment,
     to_environment,
@@ -27,6 +29,11 @@ from flightedl.errors import UsageError
         ({"job": "a/b"}, "job name 'a/b' is not usable: use 1-63 lower-case letters"),
         ({"job": 5}, "job is 5, but must be text"),
         ({"etcd": "nowhere"}, "etcd address 'nowhere' is not host:port"),
+        ({"etcd": "::1:2379"}, "etcd address '::1:2379' is not host:port, with an IPv6 address in brackets"),
+        ({"etcd": "http://u:secret@a:2379"}, "etcd address '…@a:2379' is not host:port, without user and password"),
+        ({"etcd": "ftp://a:2379"}, "etcd address 'ftp://a:2379' is not host:port"),
+        ({"etcd": "a:1,https://b:2379"}, "etcd address 'https://b:2379' contradicts FLIGHTEDL_ETCD_TLS_DIR: set the"),
+        ({"etcd": "http://b:1", "etcd_tls_dir": "c"}, "contradicts FLIGHTEDL_ETCD_TLS_DIR: omit it, or write https://"),
         ({"log_level": "LOUD"}, "log_level is 'LOUD', but must be one of DEBUG, INFO"),
         ({"lease_ttl_s": float("nan")}, "lease_ttl_s is nan, but must be a number"),
         ({"lease_ttl_s": "5"}, "lease_ttl_s is '5', but must be a number"),
@@ -43,6 +50,33 @@ def test_a_wrong_argument_raises_one_sentence(arguments: dict[str, Any], text: s
     with pytest.raises(UsageError) as caught:
         settings(MasterSettings, {}, **arguments)
     assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "tls_dir", "addresses"),
+    [
+        ("a:1, b:2", "", "a:1,b:2"),
+        ("http://127.0.0.1:2379/", "", "127.0.0.1:2379"),
+        ("http://[::1]:2379,b:2", "", "[::1]:2379,b:2"),
+        ("https://a:1,b:2", "certs", "a:1,b:2"),
+    ],
+)
+def test_an_address_of_etcd_may_have_a_scheme(text: str, tls_dir: str, addresses: str) -> None:
+    given = {"FLIGHTEDL_ETCD": text, "FLIGHTEDL_ETCD_TLS_DIR": tls_dir}
+    assert settings(TrainerSettings, given).etcd == addresses
+
+
+def test_children_write_utf_8_whatever_the_encoding_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
+    assert child_environment()["PYTHONIOENCODING"] == "utf-8"
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [("127.0.0.1", "127.0.0.1:7"), ("::1", "[::1]:7"), ("[::1]", "[::1]:7"), ("a.example", "a.example:7")],
+)
+def test_an_ipv6_address_is_written_in_brackets(host: str, address: str) -> None:
+    assert host_port(host, 7) == address
 
 
 @pytest.mark.parametrize(

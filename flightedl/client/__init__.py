@@ -4,6 +4,7 @@
 * ``process``: the components of a trainer process, opened and closed in order
 * ``data``, ``model``, ``tables``: the job's data, dense parameters, and embedding tables
 * ``following``: a copy of the model that follows its changes, for processes that serve it
+* ``own_master``: the master of a group without etcd; ``group_store``: the store that the group's launcher offers
 * ``registration``: the trainer's lease in etcd
 * ``participation``: membership in the view, and the current batch
 * ``connections``: calls to the master and the pservers, retried while a server restarts

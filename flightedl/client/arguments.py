@@ -15,6 +15,7 @@ from typing import Any, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 from msgspec.structs import replace
 
 from flightedl.client.data.elements import ByIndex
@@ -23,7 +24,8 @@ from flightedl.domain.model.parameters import STORAGE_DTYPES
 from flightedl.domain.model.settings import Limits, checked
 from flightedl.domain.queue.mixture import STOPS
 from flightedl.errors import UsageError
-from flightedl.formats.dataset_spec import absolute_url
+from flightedl.formats.chunks import column_names, named_type
+from flightedl.formats.dataset_spec import absolute_url, moved_folders
 from flightedl.formats.indices import Indices, task_records
 from flightedl.formats.indices import url_of as indices_url
 from flightedl.kernels.half_precision import array_dtype
@@ -36,6 +38,7 @@ _NOT_NEGATIVE = Limits(at_least=0)
 #: Seeds are sent as JSON numbers, which programs in other languages parse as 64-bit integers.
 _SEED = Limits(at_least=-(2**63), at_most=2**63 - 1)
 _OF_MIXTURES = {"epochs", "columns", "filter", "format", "records_per_task", "on_corrupt", "steps_per_batch"}
+_OF_MIXTURES |= {"types", "names", "delimiter", "null_values"}
 _NAMES = "a column's name, or a list of names"
 _CONDITIONS = 'a list of (column, operator, value), such as [("age", ">=", 18)]'
 
@@ -54,12 +57,17 @@ def dataset_declaration(
     on_corrupt: Any = "fail",
     follow: Any = False,
     steps_per_batch: Any = 1,
+    types: Any = None,
+    names: Any = (),
+    delimiter: Any = "",
+    null_values: Any = (),
 ) -> DatasetDeclaration:
     """Return the declaration for the arguments of ``job.dataset``.
 
     Raises:
         UsageError: an argument has a wrong type or is out of range.
     """
+    nulls = [null_values] if isinstance(null_values, str) else null_values
     return DatasetDeclaration(
         urls=[absolute_url(url) for url in _texts("urls", urls, "a URL, path or pattern, or a list of them")],
         batch_size=checked("batch_size", batch_size, int, _AT_LEAST_ONE),
@@ -73,7 +81,18 @@ def dataset_declaration(
         on_corrupt=_text("on_corrupt", on_corrupt),
         follow=checked("follow", follow, bool, None),
         steps_per_batch=checked("steps_per_batch", steps_per_batch, int, _AT_LEAST_ONE),
+        types={} if types is None else _types(types),
+        names=list(column_names(names) if isinstance(names, str) else _texts("names", names, _NAMES) if names else ()),
+        delimiter=_text("delimiter", delimiter),
+        null_values=list(checked("null_values", nulls, tuple[str, ...], None)),
     )
+
+
+def folders_of(name: str, value: Any) -> dict[str, str]:
+    """Return folders that were moved, as absolute URLs. Raises UsageError unless the value maps folders to folders."""
+    if not isinstance(value, Mapping):
+        raise UsageError(f'{name} is {value!r:.80}, but must be folders by folders, such as {{"/old": "/new"}}')
+    return moved_folders(",".join(f"{os.fspath(old)}={os.fspath(new)}" for old, new in value.items()))
 
 
 def mixture_declaration(
@@ -146,6 +165,7 @@ def remainder_of(value: Any, declared: DatasetDeclaration, *, explicit_done: boo
     for name, is_given in (
         ("follow", declared.follow),
         ("steps_per_batch", declared.steps_per_batch > 1),
+        ("records_per_task", declared.records_per_task > 0),
         ("explicit_done", explicit_done),
     ):
         if is_given:
@@ -161,8 +181,8 @@ def url_of(name: str, value: Any) -> str:
 
 
 def name_of(what: str, value: Any) -> str:
-    """Return the value if it is a non-empty string."""
-    if not isinstance(value, str) or not value:
+    """Return the value if it is a non-empty string of valid characters, which excludes halves of surrogate pairs."""
+    if not isinstance(value, str) or not value or value != value.encode(errors="replace").decode():
         raise UsageError(f"{what} is {value!r:.80}, but must be text that is not empty")
     return value
 
@@ -208,7 +228,7 @@ def _number(what: str, value: Any) -> float:
     if not isinstance(value, str | bytes):
         try:
             return float(value.item()) if hasattr(value, "item") else float(value)
-        except (TypeError, ValueError, RuntimeError):
+        except (TypeError, ValueError, OverflowError, RuntimeError):
             pass
     raise UsageError(f"{what} is {value!r:.80}, but must be a number")
 
@@ -222,6 +242,15 @@ def _conditions(value: Any) -> list[tuple[str, str, Any]]:
         if len(parts) != 3 or not isinstance(parts[0], str) or not isinstance(parts[1], str):
             raise UsageError(f"filter has {condition!r:.80}, but must be {_CONDITIONS}")
         found.append((parts[0], parts[1], _compared(parts[2])))
+    return found
+
+
+def _types(value: Any) -> dict[str, str]:
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise UsageError(f'types is {value!r:.80}, but must be a type by column, such as {{"zip": "string"}}')
+    found = {name: str(kind) if isinstance(kind, pa.DataType) else kind for name, kind in value.items()}
+    for name, kind in found.items():
+        named_type(_text(f"the type of {name!r:.80}", kind))
     return found
 
 
@@ -261,6 +290,13 @@ def _kind(value: Any) -> str:
     return f"an {name}" if name[:1].lower() in "aeiou" or name == "ndarray" else f"a {name}"
 
 
+def unmasked(value: Any) -> Any:
+    """Return the value. Raises TypeError for a masked array, whose mask a conversion would drop."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError("it is masked, so fill it first")
+    return value
+
+
 def declared_arrays(
     initial: Mapping[str, npt.ArrayLike], dtypes: Mapping[str, str | type[np.generic]]
 ) -> dict[str, Array]:
@@ -277,7 +313,7 @@ def declared_arrays(
     values: dict[str, Array] = {}
     for name, value in initial.items():
         try:
-            array = np.asarray(value, order="C")
+            array = np.asarray(unmasked(value), order="C")
         except (TypeError, ValueError, RuntimeError) as error:
             raise UsageError(f"parameter {name!r:.80} is not an array: {error!s:.160}") from None
         given = dtypes.get(name, array.dtype.name)

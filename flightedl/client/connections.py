@@ -57,6 +57,8 @@ class Servers:
         self._pservers: dict[int, tuple[object, tuple[int, Connection]]] = {}
         #: Connections to servers that have been replaced; other threads may still be using them.
         self._retired: list[Connection] = []
+        #: True after ``abort_calls``.
+        self._is_aborted = False
         #: Key and result of the election of the model's initial values; None until both are known.
         self._election: tuple[str, FollowedElection] | None = None
         directory.subscribe(self._leave_replaced)
@@ -144,10 +146,18 @@ class Servers:
         if known is not None:
             # The directory's subscriber runs later, and finds no connections that are already retired.
             known[1].abort_calls()
-        if self._present().get((role, index)) != record:
+        if self._is_aborted or self._present().get((role, index)) != record:
             # The server was replaced before this connection was registered, so its calls have not been aborted.
             connection.abort_calls()
         return connection
+
+    def abort_calls(self) -> None:
+        """Abort the calls of all threads, even to servers that the directory no longer has, and all later calls."""
+        with self._lock:
+            self._is_aborted = True
+            connections = [*self._retired, *(connection for _, connection in self._connections.values())]
+        for connection in connections:
+            connection.abort_calls()
 
     def close(self) -> None:
         with self._lock:

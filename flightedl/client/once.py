@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from flightedl.client import arguments
@@ -134,7 +135,9 @@ class OnceNames(TrainerNames):
     def keep(self) -> None:
         """Make all held names permanent. Called when the session ends cleanly."""
         for key, generation in self._won.items():
+            operation = Put(key, self.registration.trainer.encode())
+            transact = partial(self.coordinator.transact, [CreatedAt(key, generation)], [operation])
             try:
-                self.coordinator.transact([CreatedAt(key, generation)], [Put(key, self.registration.trainer.encode())])
+                persistently(self.waiting(), transact)
             except FlightedlError:
                 return

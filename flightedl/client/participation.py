@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from flightedl.client.connections import SLICE_S, Servers, persistently
+from flightedl.client.data.losses import LostData
 from flightedl.client.model.parameters import Parameters
 from flightedl.client.probe import DATA, PUSH, SCRIPT, StepProbe
 from flightedl.client.registration import Registration
@@ -24,11 +25,12 @@ from flightedl.errors import MessageError
 from flightedl.messages.base import decode, encode
 from flightedl.messages.tasks import JoinReply, TasksReply
 from flightedl.process import tracing
+from flightedl.process.fork_guard import GUARD
 from flightedl.rpc.request_stream import RequestStream
 
 
 class Participation:
-    """Interface of the session for the dataset and the parameters (``Scope``) and for the feed (``fetch``).
+    """Interface of the session for the dataset and the parameters and for the feed (``fetch``).
 
     Args:
         registration: This trainer's registration.
@@ -59,6 +61,8 @@ class Participation:
         self._batch_done = batch_done
         self._request_stream = requests
         self._end = JobEnd() if end is None else end
+        #: Data that was set aside, once all epochs are done.
+        self.lost = LostData()
         self._parameters: Parameters | None = None
         #: Called before the first batch.
         self.before_batches: Callable[[], object] = lambda: None
@@ -93,6 +97,7 @@ class Participation:
 
     def open_batch(self, batch: Batch, place: Callable[[], str]) -> bool:
         """Join the view if necessary, and open the batch. Return False if the master has revoked its task."""
+        GUARD.check()
         self.probe.turn(DATA)
         if self._parameters is None:
             self.before_batches()
@@ -134,6 +139,7 @@ class Participation:
         return begun
 
     def close_batch(self) -> Sequence[BatchState]:
+        GUARD.check()
         self.probe.turn(DATA)
         parameters, current = self._parameters, self._current
         assert current is not None, "no batch is open"
@@ -187,6 +193,7 @@ class Participation:
         Raises:
             UnavailableError: etcd was unreachable for too long.
         """
+        GUARD.check()
         if self._parameters is None and not self._registration.held.is_held:
             persistently(self._waiting(), self._renew_registration)
 
@@ -225,7 +232,8 @@ class Participation:
         member = self.membership.member
         round_ = 0 if self._parameters is None else self._parameters.steps.round
         servers = self._servers
-        ticket = ask.ticket(self.trainer, self.generation, evaluation, round_, servers.life if evaluation else 0)
+        life = servers.life if evaluation else 0
+        ticket = ask.ticket(self.trainer, self.generation, evaluation, round_, life, self._registration.witness)
         master = servers.master()
         with tracing.asks("master", "tasks", master.address):
             if traceparent := tracing.carried():
@@ -238,5 +246,6 @@ class Participation:
             self._end.replied(reply)
             if reply.outcome == "epochs_done":
                 self.membership.all_done()
+                self.lost = LostData(reply.lost_records, reply.failed, tuple(reply.lost_places))
         self.membership.tasks_answered(member, reply)
         return reply

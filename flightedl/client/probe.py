@@ -36,6 +36,8 @@ class StepProbe:
         self._since = now()
         #: The current activity; empty while no time is counted.
         self.doing = ""
+        #: True until the first activity begins.
+        self.is_unused = True
         #: Seconds per activity since the loop began. Only one thread writes them, so no lock is needed.
         self._seconds: dict[str, float] = {}
         #: Conversations with the pservers, by the pserver's index.
@@ -50,7 +52,7 @@ class StepProbe:
             now = self._now()
             if before:
                 self._seconds[before] = self._seconds.get(before, 0.0) + now - self._since
-            self.doing, self._since = what, now
+            self.doing, self._since, self.is_unused = what, now, False
         return before
 
     def transferred(self, then: str) -> None:

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import socket
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -30,7 +28,7 @@ from flightedl.errors import FlightedlError, UsageError
 from flightedl.messages.base import decode, encode
 from flightedl.messages.tasks import METRICS_LIMIT, REPORT_EVERY_S, STACKS_LIMIT, LogReply, LogRequest
 from flightedl.ports import Clock
-from flightedl.process.host import host_facts
+from flightedl.process import machine
 from flightedl.process.stacks import stacks
 from flightedl.rpc.authentication import Role, pem_files_of
 
@@ -180,13 +178,14 @@ class ProgressReporter:
             idle_batches=totals.idle_batches - sent.idle_batches,
             skipped_records=skipped,
             metrics=metrics,
-            host=socket.gethostname(),
-            pid=os.getpid(),
+            host=machine.host_name(),
+            pid=machine.process_id(),
             waiting_for=waiting,
             batch_s=self._now() - self._batch_at,
             profile=profile,
             doing=self._probe.doing,
-            facts=host_facts(),
+            starting_s=self._now() - self._batch_at if self._probe.is_unused else 0.0,
+            facts=machine.host_facts(),
             model=model,
             stacks=stacks()[:STACKS_LIMIT] if self._wants_stacks else "",
         )

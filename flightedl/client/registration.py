@@ -7,8 +7,6 @@ generation is void.
 
 from __future__ import annotations
 
-import os
-import socket
 import threading
 import uuid
 from collections.abc import Callable
@@ -16,11 +14,13 @@ from typing import TypeVar
 
 import msgspec
 
+from flightedl.client.data.ranks import lasting_name
 from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.records import TrainerRecord
 from flightedl.errors import FencedError, NotReadyError, UnavailableError
 from flightedl.ports import Clock, Coordinator, LeaseLostError
+from flightedl.process import machine
 
 Result = TypeVar("Result")
 
@@ -32,12 +32,14 @@ class Registration:
     """
 
     def __init__(self, coordinator: Coordinator, clock: Clock, keys: JobKeys, ttl_s: float, name: str = "") -> None:
-        self.trainer = f"{socket.gethostname()[:40]}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
+        self.trainer = f"{machine.host_name()[:40]}-{machine.process_id()}-{uuid.uuid4().hex[:6]}"
         self._coordinator = coordinator
         self._clock = clock
         self._keys = keys
         self._ttl_s = ttl_s
         self._name = name
+        #: Name of this trainer that outlives its process.
+        self.witness = lasting_name(name)
         self._lock = threading.Lock()
         #: True if ``renewed`` has not reported the current generation yet.
         self._is_news = False
@@ -46,7 +48,7 @@ class Registration:
 
     def _claim(self) -> HeldKey:
         record = TrainerRecord(
-            id=self.trainer, generation=0, name=self._name, host=socket.gethostname(), pid=os.getpid()
+            id=self.trainer, generation=0, name=self._name, host=machine.host_name(), pid=machine.process_id()
         )
         held = HeldKey.claim(
             self._coordinator,

@@ -144,10 +144,13 @@ class _Reading:
         header = recording.header
         spans: dict[str, Spans[_Counts]] = {}
         trainer, name = _Trainer(), ""
+        # The blocks of a standby count from the time at which it takes over, if it does.
+        owns_since = -math.inf
         for _, record in recording.records():
             kind = record.core.rpartition("-")[0]
             at = header.wall_s + record.at - header.clock_s
             trainer.ended_at = at
+            owns_since = _owns_since(owns_since, kind, record.name, at)
             if kind not in {"master", "blocks", "loop", "steps"}:
                 continue
             event, effects = builtins_from_json(record.fields), builtins_from_json(record.effects)
@@ -156,12 +159,14 @@ class _Reading:
             elif kind == "blocks":
                 if record.name == BEGUN:
                     spans[record.core] = Spans(_Counts, _Counts.copied)
-                    self.spans.append(spans[record.core])
                 self._blocks(at, spans[record.core], record.name, event, effects)
             elif record.name == BEGUN:
                 name = event["about"]["trainer"]
             else:
                 trainer.read(effects)
+        self.spans += spans.values() if owns_since < math.inf else ()
+        for _, counts in (each for held in spans.values() for each in held.all()):
+            counts.since = max(counts.since, owns_since)
         if name:
             self.trainers.setdefault(name, []).append(trainer)
 
@@ -203,7 +208,7 @@ class _Reading:
             _, counts = spans[released["numbers"][0]]
             counts.since, counts.is_adopted = at, True
             counts.inherited = _sets((released["applied"], list(range(*released["numbers"]))))
-        elif name == "push" and "Pushed" in effects[0]:
+        elif name == "push" and effects and "Pushed" in effects[0]:
             self._pushed(at, spans[event["first"]][1], event, effects)
         elif name == "apply_view":
             first = 0
@@ -220,6 +225,13 @@ class _Reading:
                 counts.pushed.update(batches)
                 self.pushes += [(at, push["trainer"], batch) for batch in batches]
         _count(counts, effects[1:])
+
+
+def _owns_since(before: float, kind: str, name: str, at: float) -> float:
+    """Return the time since which a pserver owns its blocks, given the time before an event; infinite for a standby."""
+    if kind != "life":
+        return before
+    return {BEGUN: math.inf, "IndexAcquired": at}.get(name, before)
 
 
 def _count(counts: _Counts, effects: Effects) -> None:
@@ -255,9 +267,11 @@ def account(recordings: Iterable[Recording]) -> Account:
     lost, double, foreign = set(), set(), {batch for batch in seen if not data.has(batch)}
     for number, counts in owned.items():
         inherited = counts.inherited
+        # Blocks that have joined a span have applied the same batches as the others in it.
+        known = number if inherited is None or number in inherited.numbers else inherited.numbers[0]
 
-        def had(batch: Batch, number: int = number, inherited: AppliedBatches | None = inherited) -> bool:
-            return inherited is not None and inherited.has(number, batch)
+        def had(batch: Batch, known: int = known, inherited: AppliedBatches | None = inherited) -> bool:
+            return inherited is not None and inherited.has(known, batch)
 
         lost |= {batch for batch in expected - counts.accepted if not had(batch)}
         lost |= {batch for batch in counts.pushed if batch not in counts.updates}

@@ -82,8 +82,8 @@ def _end_of(reply: TasksReply) -> TasksReply:
 
 
 def _without_chunks(reply: TasksReply) -> TasksReply:
-    given = [replace(each, chunks=[]) for each in reply.assignments]
-    return replace(reply, assignments=given, ahead=[replace(each, chunks=[]) for each in reply.ahead])
+    given = [replace(each, chunks=[], parts=[]) for each in reply.assignments]
+    return replace(reply, assignments=given, ahead=[replace(each, chunks=[], parts=[]) for each in reply.ahead])
 
 
 def _changes_no_block(_: BlockProtocol, name: str, result: Any) -> bool:

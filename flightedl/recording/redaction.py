@@ -28,6 +28,9 @@ _REPLACED: Mapping[str, Callable[[Any], Any]] = {
     "urls": lambda urls: [url_without(url) for url in urls],
     "error": text_without,
     "place": text_without,
+    "lost_places": lambda places: [text_without(place) for place in places],
+    # What a trainer waits for may end with a colon and the error that stopped it.
+    "waiting_for": lambda text: text.partition(": ")[0],
     "filter": lambda given: [[column, how, value_without(value)] for column, how, value in given],
 }
 #: Input fields that ``Hide`` replaces, because the core may repeat their strings in its output.

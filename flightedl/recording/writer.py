@@ -25,6 +25,7 @@ import msgspec
 
 from flightedl.errors import UsageError
 from flightedl.ports import Clock
+from flightedl.process import machine
 from flightedl.recording.texts import text_without
 
 _log = logging.getLogger(__name__)
@@ -289,7 +290,7 @@ def recording_process(directory: str, process: str, job: str, clock: Clock) -> I
     if not directory:
         yield None
         return
-    name = f"{clock.wall_time():.3f}-{os.getpid()}"
+    name = f"{clock.wall_time():.3f}-{machine.process_id()}"
     try:
         Path(directory).mkdir(parents=True, exist_ok=True)
         path = Path(directory) / f"{process}-{name}{SUFFIX}"

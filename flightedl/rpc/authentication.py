@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from flightedl.adapters.pem_files import FILES, read_file
+from flightedl.adapters.pem_files import FILES, read_file, require_valid
 from flightedl.errors import AuthenticationError, UsageError
 
 #: Name that a server's certificate must contain.
@@ -82,6 +82,8 @@ class Credentials:
     ca: bytes = field(repr=False)
     cert: bytes = field(repr=False)
     key: bytes = field(repr=False)
+    #: File of the certificate; None if it was not read from a file.
+    path: Path | None = None
 
     @classmethod
     def load(cls, directory: str, role: Role) -> Credentials | None:
@@ -92,16 +94,18 @@ class Credentials:
             role: Role of this process.
 
         Raises:
-            UsageError: a file is missing, or is not PEM. The message names it.
+            UsageError: a file is missing or is not PEM, or the certificate has expired. The message names it.
         """
         if not directory:
             return None
         place = place_of(directory, role)
-        found = cls(*(_read_pem(place / name) for name in FILES))
+        ca, cert, key = (_read_pem(place / name) for name in FILES)
+        found = cls(ca, cert, key, place / "cert.pem")
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(place / "cert.pem", place / "key.pem")
         except (OSError, ssl.SSLError):
             raise UsageError(f"TLS files of {place}: key.pem does not belong to cert.pem") from None
+        require_valid(place / "cert.pem")
         return found
 
 

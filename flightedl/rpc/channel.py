@@ -13,35 +13,22 @@ consumed values.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn
 
 import pyarrow as pa
 
-from flightedl.rpc.call import Message
 from flightedl.rpc.line import SMALL_BYTES, Line
 from flightedl.wire.parts import ReceivedBlocks, batch_of
 from flightedl.wire.shared_values import Inbox, Outbox
+
+if TYPE_CHECKING:
+    from flightedl.rpc.client_streams import ClientExchange
+    from flightedl.rpc.streams import Exchange
 
 #: A received message: its values (None if it cannot have values) and its metadata.
 ValuesMessage = tuple[pa.RecordBatch | memoryview | None, bytes | None]
 #: The parts of a message and the bytes attached to the message.
 Received = tuple[list[ReceivedBlocks], bytes]
-
-
-class MessageStream(Protocol):
-    """One end of a bidirectional Flight stream."""
-
-    columns: Sequence[pa.Array]
-
-    def read(self) -> Message | None:
-        """Return the next message, or None if the peer has sent its last one."""
-        ...
-
-    def write(
-        self, batch: pa.RecordBatch, metadata: bytes | None = None, *, size_bytes: int | None = None
-    ) -> object: ...
-
-    def write_metadata(self, metadata: bytes) -> None: ...
 
 
 class Channel:
@@ -54,7 +41,7 @@ class Channel:
 
     __slots__ = ("_exchange", "_inbox", "_is_inline", "_line", "_outbox")
 
-    def __init__(self, exchange: MessageStream, *, is_inline: bool) -> None:
+    def __init__(self, exchange: Exchange | ClientExchange, *, is_inline: bool) -> None:
         self._exchange = exchange
         self._is_inline = is_inline
         self._line: Line | None = None

@@ -21,15 +21,13 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from types import TracebackType
 from typing import Any, Self
 
 import pyarrow as pa
 
 from flightedl.errors import UnavailableError, UsageError
-from flightedl.process import tracing
+from flightedl.process import machine, tracing
 from flightedl.process.fork_guard import GUARD
-from flightedl.process.socket_abort import leave
 from flightedl.rpc.arrow_flight import flight
 from flightedl.rpc.authentication import SERVER_NAME, Credentials
 from flightedl.rpc.client_streams import ClientCall, ClientExchange, Download, upload
@@ -154,9 +152,7 @@ class Connection:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -174,7 +170,7 @@ class Connection:
         if not self._is_severed:
             self._is_severed = True
             self._lines.shut()
-            leave(self.address)
+            machine.leave(self.address)
 
     def action(self, verb: str, body: bytes, *, timeout_s: float) -> bytes:
         """Call an action and return its reply.

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
 from typing import Self, TypeVar
 
 import pyarrow as pa
@@ -184,9 +183,7 @@ class ClientExchange:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None and self._is_done_writing:
             try:
                 while self.read() is not None:

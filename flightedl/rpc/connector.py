@@ -8,11 +8,12 @@ from __future__ import annotations
 import threading
 
 from flightedl.adapters.pem_files import FILES
+from flightedl.config import is_loopback
 from flightedl.errors import UsageError
 from flightedl.rpc.authentication import Credentials, Role, place_of
 from flightedl.rpc.client import Connection
 from flightedl.rpc.identity import Caller, ServerIdentity
-from flightedl.rpc.integrity import has_checksums, is_loopback
+from flightedl.rpc.integrity import has_checksums
 
 
 class Connector:
@@ -21,7 +22,7 @@ class Connector:
     Args:
         caller: Name of this process, for the servers' logs.
         role: Role of this process, which determines its certificate.
-        tls_dir: Directory of the certificate (see ``Credentials.load``); empty for plain text.
+        tls: The certificate, or its directory (see ``Credentials.load``); empty for plain text.
         integrity: This process's setting for checksums of values; see ``rpc.integrity``.
         same_host: "never" to disable shared memory with servers on the same host; see ``rpc.same_host``.
 
@@ -30,21 +31,21 @@ class Connector:
     """
 
     def __init__(
-        self, caller: Caller, role: Role, tls_dir: str = "", integrity: str = "auto", same_host: str = "auto"
+        self, caller: Caller, role: Role, tls: str | Credentials = "", integrity: str = "auto", same_host: str = "auto"
     ) -> None:
         self._integrity = integrity
         self._shares_memory = same_host != "never"
         self._caller = caller
         self._role = role
-        self._directory = tls_dir
+        self._directory = tls if isinstance(tls, str) else ""
         self._lock = threading.Lock()
         self._state = self._looks()
-        self._credentials = Credentials.load(tls_dir, role)
+        self._credentials = Credentials.load(tls, role) if isinstance(tls, str) else tls
 
     def connect(self, address: str, expected: ServerIdentity | None, integrity: str = "auto") -> Connection:
         """Return a connection to the expected server at ``host:port``, whose policy for checksums is ``integrity``."""
         credentials = self._present()
-        is_protected = credentials is not None or is_loopback(address)
+        is_protected = credentials is not None or is_loopback(address.rpartition(":")[0])
         return Connection(
             address,
             expected=expected,
@@ -56,7 +57,7 @@ class Connector:
 
     def _present(self) -> Credentials | None:
         if not self._directory:
-            return None
+            return self._credentials
         with self._lock:
             if (state := self._looks()) != self._state:
                 try:

@@ -109,9 +109,12 @@ def from_wire(error: BaseException, *, doing: str) -> FlightedlError:
     answered = decoded(error)
     if answered is not None:
         return answered
-    reason = shortened(_innermost(str(error)), 300)
-    if isinstance(error, flight.FlightUnavailableError) and any(words in reason for words in _NEVER_SENT):
-        if any(words in reason for words in _TLS_TROUBLE):
+    whole = _innermost(str(error))
+    reason = shortened(whole, 300)
+    if isinstance(error, flight.FlightUnavailableError) and any(words in whole for words in _NEVER_SENT):
+        if any(words in whole for words in _TLS_TROUBLE):
+            # What is wrong with a certificate comes last, after addresses and the names of layers.
+            reason = shortened(whole.rpartition("SSL routines:")[2].strip(": "), 300)
             return AuthenticationError(f"{doing}: no secure connection, check both sides' certificates: {reason}")
         return UnavailableError(f"{doing}: not reachable: {reason.rpartition(': ')[2]}")
     if isinstance(error, pa.ArrowInvalid) and "FlightClient is closed" in reason:

@@ -10,8 +10,6 @@ rare.
 
 from __future__ import annotations
 
-import ipaddress
-
 
 def has_checksums(ours: str, theirs: str, *, is_protected: bool) -> bool:
     """Return True if two processes with these settings add checksums to the values that they exchange.
@@ -28,12 +26,3 @@ def has_checksums(ours: str, theirs: str, *, is_protected: bool) -> bool:
     if wishes == {"never"}:
         return False
     return not is_protected if wishes <= {"auto", "never"} else True
-
-
-def is_loopback(address: str) -> bool:
-    """Return True if ``host:port`` is a loopback address."""
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

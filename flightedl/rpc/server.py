@@ -16,18 +16,19 @@ cannot interrupt a handler; it can only end a handler's wait for the peer (:mod:
 
 from __future__ import annotations
 
-import ipaddress
 import itertools
 import logging
 import math
-import socket
 import threading
+from pathlib import Path
 
+from flightedl.adapters.pem_files import require_valid
+from flightedl.config import LOOPBACK, host_port
 from flightedl.errors import UsageError
 from flightedl.ports import Clock
+from flightedl.process import machine
 from flightedl.process.fork_guard import GUARD
-from flightedl.process.free_memory import give_back
-from flightedl.process.socket_abort import abort_connections, port_of_peer
+from flightedl.process.socket_abort import port_of_peer
 from flightedl.rpc.admission import Admission
 from flightedl.rpc.authentication import Credentials
 from flightedl.rpc.call import Limits
@@ -43,6 +44,8 @@ _SHUTDOWN_WAIT_S = 5.0
 _WATCH_INTERVAL_S = 0.25
 #: Number of iterations of the watching thread between two checks for memory to return to the system.
 _LOOKS_A_GIVING = 4
+#: Number of its iterations between two checks for a certificate that expires soon.
+_LOOKS_A_DAY = round(86_400 / _WATCH_INTERVAL_S)
 _REST_POLL_S = 0.05
 
 
@@ -68,18 +71,19 @@ class FlightServer:
         identity: ServerIdentity,
         *,
         clock: Clock,
-        host: str = "127.0.0.1",
+        host: str = LOOPBACK,
         port: int = 0,
         limits: Limits | None = None,
         credentials: Credentials | None = None,
     ) -> None:
         GUARD.check()
-        _check_bindable(host, port)
+        machine.require_bindable(host, port)
         self._admission = Admission(identity, clock, limits or Limits(), is_secured=credentials is not None)
         #: Set when the server begins to stop.
         self.closing = self._admission.closing
         self.routes = routes
         self._host = host
+        self._certificate = None if credentials is None else credentials.path
         # Calls arrive before this returns.
         self._service = Service(self._admission, routes, host, port, credentials)
         self.port: int = self._service.port
@@ -88,7 +92,7 @@ class FlightServer:
 
     @property
     def address(self) -> str:
-        return f"[{self._host}]:{self.port}" if ":" in self._host else f"{self._host}:{self.port}"
+        return host_port(self._host, self.port)
 
     @property
     def identity(self) -> ServerIdentity:
@@ -134,7 +138,7 @@ class FlightServer:
             if was_busy:
                 # On idle connections, gRPC may still be sending the replies of calls that have just ended.
                 shutdown.join(_SENDING_S)
-            abort_connections(self.port)
+            machine.abort_connections(self.port)
         shutdown.join(_SHUTDOWN_WAIT_S)
         self._watch.join(_SHUTDOWN_WAIT_S)
         return not shutdown.is_alive()
@@ -143,29 +147,24 @@ class FlightServer:
         for look in itertools.count(1):
             if self.closing.wait(_WATCH_INTERVAL_S):
                 return
+            if look % _LOOKS_A_DAY == 0 and self._certificate is not None:
+                _warn_of_expiry(self._certificate)
             has_garbage = look % _LOOKS_A_GIVING == 0 and self._admission.has_memory_to_give_back()
-            if has_garbage and give_back(self._admission.limits.kept_free_bytes):
+            if has_garbage and machine.give_back(self._admission.limits.kept_free_bytes):
                 logger.info("returned memory to the system after a refused message")
             for call in self._admission.late():
                 call.is_late = True
                 port = port_of_peer(call.peer)
                 is_severed = -call.remaining_s() > self._admission.limits.sever_after_s
                 if call.waits_for_peer and port is not None and is_severed:
-                    severed = abort_connections(self.port, port)
+                    severed = machine.abort_connections(self.port, port)
                     logger.warning(
                         "ended the connection of a peer that does not go on: call=%s severed=%d", call, severed
                     )
 
 
-def _check_bindable(host: str, port: int) -> None:
+def _warn_of_expiry(certificate: Path) -> None:
     try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        raise UsageError(f"bind address {host!r} is a name; give a numeric address such as 127.0.0.1") from None
-    family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise UsageError(f"cannot listen on {host} port {port} ({error.strerror}): choose another port") from None
+        require_valid(certificate)
+    except UsageError as error:
+        logger.warning("%s", error)

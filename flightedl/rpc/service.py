@@ -134,7 +134,8 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
                 "root_certificates": credentials.ca,
             }
         try:
-            super().__init__(location=(host, port), middleware={"flightedl": self._arrivals}, **secured)
+            location = f"[{host}]" if ":" in host else host, port
+            super().__init__(location=location, middleware={"flightedl": self._arrivals}, **secured)
         except pa.ArrowException as error:
             raise UsageError(f"cannot serve on {host} port {port}: {shortened(str(error), 200)}") from None
         GUARD.register(self)

@@ -3,7 +3,8 @@
 The bytes of a part are a *payload*, in little-endian byte order:
 
 * ``uint32`` 2, the version of this layout; ``uint32`` number of sections
-* for each section, 16 bytes: ``uint16`` kind; ``uint16`` 0; ``uint32`` number of the table; ``uint64`` number of rows
+* for each section, 16 bytes: ``uint16`` kind; ``uint16`` number of optional ids; ``uint32`` number of the table;
+  ``uint64`` number of rows
 * the ids of all sections that have ids, as ``uint64``, in the order of the sections
 * the values of all sections that have values, as ``float32``, in the order of the sections
 
@@ -11,7 +12,8 @@ In a payload, the ids of all tables form one array, and so do their values. Thes
 
 * ``GRADIENTS``: n distinct ids, and (n, dim) gradients. A batch that pushes to a table sends this section to every
   pserver, even if the pserver owns none of the ids, because the batch's weight counts in the table's mean.
-* ``WANTED``: n ids to look up, which may contain duplicates.
+* ``WANTED``: n ids to look up, which may contain duplicates. The first of them may be optional, such as the id of a
+  padding: an optional id without a row reads as zeros, whatever the table returns for other ids without a row.
 * ``ROWS``: (n, dim) values, in the order in which the lookup listed the ids.
 * ``UNKNOWN``: n ids of the lookup that have no row, for tables in which this is an error. Their values are zero.
 
@@ -41,7 +43,7 @@ Payload = npt.NDArray[np.uint8]
 
 LAYOUT = 2
 START = Struct("<II")
-_SECTION = np.dtype([("kind", "<u2"), ("zero", "<u2"), ("table", "<u4"), ("rows", "<u8")])
+_SECTION = np.dtype([("kind", "<u2"), ("optional", "<u2"), ("table", "<u4"), ("rows", "<u8")])
 #: Number of bytes that precede the sections, and number of bytes per section.
 IDS_AT, SECTION_BYTES = START.size, _SECTION.itemsize
 _ID_BYTES, _VALUE_BYTES = 8, 4
@@ -73,6 +75,8 @@ class Section(NamedTuple):
     ids: Ids
     #: (n, dim) values; None if the section's kind has no values.
     values: Floats | None = None
+    #: Number of optional ids, which precede the others.
+    optional: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,15 +137,20 @@ def encode_sections(sections: Sequence[Section]) -> Payload:
     ids = [np.ascontiguousarray(each.ids, np.uint64).data for each in sections if _HAS_IDS[each.kind]]
     values = [np.ascontiguousarray(each.values, np.float32).data for each in sections if each.values is not None]
     header = header_of(
-        [(each.kind, each.table, len(each.ids if each.values is None else each.values)) for each in sections]
+        [
+            (each.kind | each.optional << 16, each.table, len(each.ids if each.values is None else each.values))
+            for each in sections
+        ]
     )
     return np.frombuffer(b"".join([header, *ids, *values]), np.uint8)
 
 
 def header_of(sections: Sequence[tuple[int, int, int]]) -> bytes:
-    """Return the bytes of a payload before its ids, given each section's kind, table and number of rows."""
-    fields = chain.from_iterable((kind, 0, table, rows) for kind, table, rows in sections)
-    return pack("<II" + "HHIQ" * len(sections), LAYOUT, len(sections), *fields)
+    """Return the bytes of a payload before its ids, given each section's kind, table and number of rows.
+
+    The upper 16 bits of the kind are the number of optional ids.
+    """
+    return pack("<II" + "IIQ" * len(sections), LAYOUT, len(sections), *chain.from_iterable(sections))
 
 
 #: Payload without sections. It reports that the version has been reached.

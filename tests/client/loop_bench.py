@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from flightedl.client.data.dataset import Dataset
 from flightedl.client.data.feed import TaskFeed
+from flightedl.client.data.losses import LostData
 from flightedl.domain.trainer.batches import Batch, BatchState, CurrentBatch
 from flightedl.domain.trainer.feed import Ask, AssignedTask
 from flightedl.domain.trainer.membership import Begun, TrainerMembership
@@ -146,6 +147,8 @@ class Loop:
 
     def give_up_sum(self) -> Sequence[BatchState]:
         return self.parameters.give_up_sum()
+
+    lost = LostData()
 
     def loop_over(self) -> None:
         self.parameters.pull()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
 from flightedl.adapters.clock import SystemClock
-from flightedl.client.model.parameters import Parameters, Scope
+from flightedl.client.model.parameters import Parameters
 from flightedl.client.waiting import Waiting
 from flightedl.domain.consistency.modes import Mode
 from flightedl.domain.exactly_once import batches
@@ -33,6 +33,7 @@ from flightedl.rpc import Connection, FlightServer, ServerIdentity
 from flightedl.wire.rows import Row
 
 from ..pserver.carrier import carry
+from ..pserver.plans import require_plan
 
 CLOCK = SystemClock()
 
@@ -46,7 +47,7 @@ class OneShard:
     meter: Meter = field(default_factory=Meter)
 
     def shard(self, plan_hash: str) -> Shard:
-        self.state.require_plan(plan_hash)
+        require_plan(self.state, plan_hash)
         return self.state
 
     def shard_for_init(self, plan_hash: str, election: int) -> Shard:
@@ -242,10 +243,11 @@ class Cluster:
             raise present
         return present
 
-    def parameters(self, scope: Scope, give_up_s: float = 20.0, **more: object) -> Parameters:
+    def parameters(self, scope: Any, give_up_s: float = 20.0, **more: object) -> Parameters:
         given = {
             "clip_norm": self.optimizer.clip_norm,
             "unclipped": self.optimizer.unclipped(spec.name for spec in self.specs),
+            "assigned": self.optimizer.assigned(spec.name for spec in self.specs),
             "newest_plan": lambda _plan, _wait_s: self.plan,
             **more,
         }

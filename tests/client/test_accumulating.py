@@ -69,3 +69,11 @@ def test_sums_are_as_exact_as_their_gradients_and_those_of_16_bits_as_float32() 
     found = arrays.take("second", {"w": 4096})
     assert found["w"].dtype == np.float16
     assert found["w"].tolist() == [1.0, 1.0], "a sum of 16 bits would stop at 2048"
+
+
+def test_new_values_replace_earlier_ones_in_a_sum() -> None:
+    arrays = GradientSums({"set"})
+    for value, weight in ((1.0, 3), (2.0, 5)):
+        arrays.add(1, {"set": np.full(2, value), "sum": np.full(2, value)}, weight)
+    taken = arrays.take(1, {"set": 8, "sum": 8})
+    assert (taken["set"].tolist(), taken["sum"].tolist()) == ([2, 2], [13 / 8, 13 / 8])

@@ -31,7 +31,7 @@ REOPENED = TasksReply(assignments=[], outcome="none_now")
 class Registered:
     """A registration that never expires."""
 
-    trainer, generation = "t1", 1
+    trainer, generation, witness = "t1", 1, "slot-1"
 
     def renewed(self) -> bool:
         return False

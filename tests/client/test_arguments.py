@@ -103,6 +103,8 @@ def test_a_relative_path_starts_at_the_directory_of_the_script() -> None:
         (lambda: url_of("url", None), "url is None, but must be a path or URL"),
         (lambda: url_of("url", ["a"]), "url is ['a'], but must be a path or URL"),
         (lambda: name_of("the name", ""), "the name is '', but must be text that is not empty"),
+        (lambda: name_of("the name", "\ud800"), r"the name is '\ud800', but must be text"),
+        (lambda: metrics_of({"loss": 10**400}), "the metric 'loss' is 1000"),
         (lambda: name_of("the name", 5), "the name is 5"),
         (lambda: function_of("measure", None), "measure is None, but must be a function"),
         (lambda: by_name("parameters", np.zeros(3), '{"w": array}'), 'such as {"w": array}, not as an ndarray'),
@@ -114,6 +116,10 @@ def test_a_relative_path_starts_at_the_directory_of_the_script() -> None:
         (lambda: declared_arrays(np.zeros(3), {}), 'parameters must be given by name, such as {"w": array}'),  # type: ignore[arg-type]
         (lambda: declared_arrays(None, {}), "not as None"),  # type: ignore[arg-type]
         (lambda: declared_arrays({"w": [[1.0], [1.0, 2.0]]}, {}), "parameter 'w' is not an array: setting an array"),  # type: ignore[dict-item]
+        (
+            lambda: declared_arrays({"w": np.ma.masked_less([1.0], 0)}, {}),
+            "parameter 'w' is not an array: it is masked",
+        ),
         (lambda: declared_arrays({"w": "x"}, {}), "parameter 'w' has dtype 'str"),  # type: ignore[dict-item]
         (lambda: declared_arrays({"w": [0.0]}, ["float32"]), "dtypes must be given by name"),  # type: ignore[arg-type]
     ],
@@ -138,6 +144,7 @@ def test_a_dtype_may_be_a_numpy_type() -> None:
         (None, "gradients must be given by name, such as {'w': array}, not as NoneType"),
         (np.zeros(3), "not as ndarray"),
         ({"w": [[1.0], [1.0, 2.0]]}, "the gradient of 'w' is not an array: setting an array"),
+        ({"w": np.ma.masked_less(np.ones(3), 0)}, "the gradient of 'w' is not an array: it is masked"),
         ({"w": None}, "the gradient of 'w' has shape (), the parameter (3,)"),
     ],
     ids=str,

@@ -22,10 +22,10 @@ from flightedl.client.data.attendance import GroupAttendance, is_own_failure
 from flightedl.client.data.start_name import start_name
 from flightedl.client.session import Job
 from flightedl.config import child_environment
-from flightedl.errors import FencedError, UsageError
+from flightedl.errors import EXIT_START_AGAIN, FencedError, UsageError
 from flightedl.launch.cluster import LocalCluster
 from flightedl.messages.groups import GroupPlaceReply
-from flightedl.testing.clock import FakeClock
+from tests.support.clock import FakeClock
 
 RECORDS = 60
 pytestmark = [pytest.mark.etcd, pytest.mark.slow]
@@ -45,7 +45,7 @@ class Group:
         def run(rank: int) -> Any:
             try:
                 with self.cluster.connect(**more) as job:
-                    data = job.dataset(str(self.path), batch_size=4, group=(rank, len(work)))
+                    data = job.dataset(str(self.path), batch_size=4, group=(rank, len(work)), on_lost="continue")
                     return work[rank](job, data)
             except Exception as error:  # noqa: BLE001 - the test looks at it
                 return error
@@ -212,7 +212,7 @@ def test_a_rank_that_wakes_after_its_group_was_restarted_gets_no_more_rounds(gro
         threading.Event().wait(2.5)
         frozen.send_signal(signal.SIGCONT)
         left = frozen.stdout.read()
-    assert frozen.returncode == 1
+    assert frozen.returncode == EXIT_START_AGAIN
     # The line about its current batch may arrive late.
     assert left.count("took") <= 1
     assert len(records) == RECORDS
@@ -281,6 +281,7 @@ def test_a_rank_counts_as_confirmed_since_its_request_and_not_since_the_reply() 
     clock = FakeClock()
     attendance: Any = object.__new__(GroupAttendance)
     attendance._process = SimpleNamespace(clock=clock)
+    attendance.is_stopping = False
 
     def answer_slowly(*_: object) -> GroupPlaceReply:
         clock.advance(3.0)

@@ -10,9 +10,9 @@ from flightedl.client.following import consumer
 from flightedl.client.following.consumer import ConsumerName
 from flightedl.coordination.keys import JobKeys
 from flightedl.errors import UsageError
-from flightedl.testing.contracts.coordinator import eventually
-from flightedl.testing.memory import MemoryCoordinator
 from tests.coordination.process_clock import ProcessClock
+from tests.support.contracts.coordinator import eventually
+from tests.support.memory import MemoryCoordinator
 
 KEYS = JobKeys("demo")
 KEY = KEYS.consumer("copy")

@@ -5,8 +5,10 @@ The feed's master is the product's own task queue, behind an exchange of reports
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 
 import pyarrow as pa
 import pytest
@@ -15,6 +17,7 @@ from flightedl.adapters.clock import SystemClock
 from flightedl.client.data import dataset, read_ahead, read_queue
 from flightedl.client.data.dataset import Dataset
 from flightedl.client.data.feed import TaskFeed
+from flightedl.client.data.losses import LostData
 from flightedl.client.data.readers import Transforming
 from flightedl.client.waiting import Waiting
 from flightedl.domain.master.effects import Outbox
@@ -23,9 +26,20 @@ from flightedl.domain.queue.tasks import TaskQueue
 from flightedl.domain.queue.values import QueueSettings, TaskGiven
 from flightedl.domain.trainer.batches import Batch, BatchState
 from flightedl.domain.trainer.feed import Ask, AssignedTask
-from flightedl.errors import DataError, UsageError
+from flightedl.errors import (
+    EXIT_FAILED,
+    DataError,
+    LostDataError,
+    StoreError,
+    UnavailableError,
+    UnsupportedError,
+    UsageError,
+    UserCodeError,
+    exit_code_of,
+)
+from flightedl.formats.chunks import CorruptChunkError
 from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset
-from flightedl.messages.tasks import TasksReply
+from flightedl.messages.tasks import FailedTask, TasksReply
 
 from . import transforms_of_tests as of_tests
 
@@ -36,6 +50,7 @@ DECLARED = DeclaredDataset(
     index_hash="",
     record_count=0,
     task_count=0,
+    mixed_chunks=7,
 )
 
 
@@ -48,9 +63,11 @@ class Master:
         self.generation, self.now = 1, 0.0
         self.changed = threading.Condition()
         self.assigned: list[int] = []
+        self.failed: list[FailedTask] = []
 
     def fetch(self, ask: Ask) -> TasksReply:
         ticket = ask.ticket("a", self.generation)
+        self.failed += ticket.failed
         with self.changed:
             lost = self._work.apply_reports(ticket, self.now)
             given, outcome, _ = self._work.hand_out(ticket, self.now, 1)
@@ -87,6 +104,8 @@ class Listener:
 
     def give_up_sum(self) -> list[BatchState]:
         return []
+
+    lost = LostData()
 
     def loop_over(self) -> None:
         self.finished += 1
@@ -267,12 +286,13 @@ def test_an_unreadable_batch_fails_only_its_task(make: Make, capsys: pytest.Capt
     assert "the file is torn" in capsys.readouterr().err
 
 
-def test_an_unexpected_error_of_the_reader_ends_the_loop(make: Make) -> None:
+@pytest.mark.parametrize("error", [ZeroDivisionError("a bug in decode"), UsageError("decode= applies to RecordIO")])
+def test_an_error_of_the_reader_or_of_the_declaration_ends_the_loop(error: Exception, make: Make) -> None:
     def read(_task: AssignedTask) -> Iterator[pa.RecordBatch]:
-        raise ZeroDivisionError("a bug in decode")
+        raise error
         yield
 
-    with pytest.raises(ZeroDivisionError, match="a bug in decode"):
+    with pytest.raises(type(error), match=str(error)):
         list(make(Master(1), Listener(), read))
 
 
@@ -342,19 +362,43 @@ def test_the_loop_yields_transformed_batches_also_after_a_restart(readers: int, 
 
 
 @pytest.mark.parametrize("readers", [0, 2])
-def test_a_batch_whose_transform_fails_fails_only_its_task(
-    readers: int, make: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_an_error_of_the_transform_is_raised_in_the_script_with_its_line(
+    readers: int, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Dataset, "_place", staticmethod(lambda task, number: f"batch {number}"))
-    master, listener = Master(2, batch_count=10, attempts_limit=2), Listener()
-    list(make(master, listener, numbers, Transforming(of_tests.broken_at_seven, readers)))
-    assert {number for _, task, number in listener.done if task == 1} == set(range(10))
-    assert (0, 0, 7) not in listener.done
-    errors = capsys.readouterr().err
-    assert (
-        "the task returns to the queue: transform=broken_at_seven failed at batch 7: ValueError: no sevens, please"
-        in errors
-    )
+    master, listener = Master(2, batch_count=10), Listener()
+    found = []
+    with pytest.raises(UserCodeError if readers else ValueError, match="no sevens, please") as caught:
+        found += make(master, listener, numbers, Transforming(of_tests.broken_at_seven, readers))
+    text = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+    assert "transform=broken_at_seven failed at batch 7: ValueError: no sevens, please (" in text
+    assert "transforms_of_tests.py:24" in text
+    (report,) = {each.attempt: each for each in master.failed}.values()
+    assert (report.fault, report.batch, len(listener.done)) == ("code", 7, 7)
+    assert report.place.startswith(f"{type(caught.value).__name__} at ")
+    assert exit_code_of(UserCodeError("")) == EXIT_FAILED, "a bad record may be the cause"
+
+
+@pytest.mark.parametrize(
+    ("error", "fault"),
+    [
+        (StoreError("expired"), "store"),
+        (MemoryError(), "machine"),
+        (UnsupportedError("no lz4"), "machine"),
+        (CorruptChunkError("cut"), "decoder"),
+        (DataError("odd"), ""),
+    ],
+)
+def test_a_failed_read_is_reported_with_what_is_at_fault(error: Exception, fault: str, make: Make) -> None:
+    def broken(task: AssignedTask) -> Iterator[pa.RecordBatch]:
+        yield from empty_batches(task)
+        if not master.failed:
+            raise error
+
+    master = Master(2)
+    with contextlib.suppress(MemoryError):
+        list(make(master, Listener(), broken))
+    assert [each.fault for each in master.failed[:1]] == [fault]
 
 
 def test_a_transform_that_readers_cannot_import_ends_the_loop(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -409,3 +453,57 @@ def test_an_error_that_ends_the_feed_ends_the_loop(make: Make) -> None:
         for _ in data:
             pass
     assert not data.is_over, "a loop that has failed counts as complete"
+
+
+def test_an_error_that_ends_a_loop_is_raised_by_the_next_one(make: Make) -> None:
+    errors = [ZeroDivisionError("a bug in decode")]
+
+    def read(task: AssignedTask) -> Iterator[pa.RecordBatch]:
+        if errors:
+            raise errors.pop()
+        return empty_batches(task)
+
+    data = make(Master(1), Listener(), read)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError, match="a bug in decode"):
+            list(data)
+    assert isinstance(data.error, ZeroDivisionError)
+
+
+def test_a_loop_can_be_restarted_after_a_transient_error(make: Make) -> None:
+    listener = Listener()
+    close_batch, errors = listener.close_batch, [UnavailableError("no pserver for 5 minutes")]
+
+    def fail_once() -> list[BatchState]:
+        if errors:
+            raise errors.pop()
+        return close_batch()
+
+    listener.close_batch = fail_once  # type: ignore[method-assign]
+    data = make(Master(2), listener)
+    with pytest.raises(UnavailableError):
+        list(data)
+    assert data.error is not None, "the session's end raises it"
+    list(data)
+    assert data.error is None
+    assert sorted(set(listener.done)) == every_batch(2)
+
+
+@pytest.mark.parametrize("may_lose", [False, True])
+def test_a_loop_that_lost_batches_ends_with_an_error_after_its_last_batch(
+    make: Make, capsys: pytest.CaptureFixture[str], may_lose: bool
+) -> None:
+    listener = Listener()
+    listener.lost = LostData(8, 2, ("a.parquet, records 0-7: torn",))
+    data = make(Master(2), listener)
+    data._may_lose = may_lose
+    sentence = "2 batches with 8 records were set aside and not trained on: a.parquet, records 0-7: torn"
+    with nullcontext() if may_lose else pytest.raises(LostDataError, match=sentence):
+        list(data)
+    assert sorted(set(listener.done)) == every_batch(2)
+    assert listener.finished == 1, "the final values were not pulled"
+    assert data.summary is not None
+    assert (data.summary.batches, data.summary.records, data.summary.mixed_chunks) == (2, 8, 7)
+    assert (sentence in capsys.readouterr().err) == may_lose
+    with pytest.raises(UsageError if may_lose else LostDataError):
+        iter(data)

@@ -29,8 +29,8 @@ from flightedl.messages.declarations import ElectionRecord
 from flightedl.messages.parameters import InitHeader, InitReply
 from flightedl.ports import Condition, Delete, Entry, LeaseLostError, Operation, Put, TransactionResult
 from flightedl.rpc import Call, Caller, Connector, FlightServer, Incoming, PutRoute, Role, Routes, ServerIdentity
-from flightedl.testing.memory import MemoryCoordinator
 from flightedl.wire.rows import PUSH_SCHEMA
+from tests.support.memory import MemoryCoordinator
 
 KEYS = JobKeys("demo")
 PLAN = plan_for([ParameterSpec("w", (4,), "float32")], 1, 1)

@@ -10,6 +10,7 @@ import pytest
 from flightedl.adapters.clock import SystemClock
 from flightedl.client.data.dataset import Dataset
 from flightedl.client.data.feed import TaskFeed
+from flightedl.client.data.losses import LostData
 from flightedl.client.waiting import Waiting
 from flightedl.domain.trainer.batches import Batch, BatchState
 from flightedl.domain.trainer.feed import Ask, AssignedTask
@@ -32,6 +33,8 @@ class Listener:
 
     def give_up_sum(self) -> tuple[BatchState, ...]:
         return ()
+
+    lost = LostData()
 
     def loop_over(self) -> None: ...
 

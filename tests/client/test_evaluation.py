@@ -19,7 +19,7 @@ class Feed:
         self.tasks = list(tasks)
         self.revoked: set[int] = set()
         self.finished_sums: list[tuple[int, dict[str, tuple[float, float]]]] = []
-        self.failures: list[tuple[int, str, int]] = []
+        self.failures: list[tuple[int, str, int, str]] = []
         self.trouble = ""
 
     def next(self, _timeout_s: float) -> Any:
@@ -35,8 +35,8 @@ class Feed:
     def finished(self, task: Any, _pservers: object, sums: dict[str, tuple[float, float]]) -> None:
         self.finished_sums.append((task.number, sums))
 
-    def failed(self, task: Any, error: str, number: int) -> None:
-        self.failures.append((task.number, error, number))
+    def failed(self, task: Any, error: str, number: int, *, fault: str) -> None:
+        self.failures.append((task.number, error, number, fault))
 
 
 def task(number: int, *sizes: int, first_batch: int = 0) -> Any:
@@ -77,7 +77,7 @@ def test_a_revoked_task_is_neither_measured_further_nor_reported() -> None:
     assert [number for number, _ in feed.finished_sums] == [2], "another trainer measures the revoked task as well"
 
 
-@pytest.mark.parametrize("problem", [ValueError("odd"), {"size": "large"}])
+@pytest.mark.parametrize("problem", [ValueError("odd"), {"size": "large"}, {"size": float("nan")}])
 def test_a_task_fails_at_the_batch_that_cannot_be_measured(problem: Any) -> None:
     feed = Feed(task(1, 1, 2, 3, first_batch=4), task(2, 1))
 
@@ -90,6 +90,6 @@ def test_a_task_fails_at_the_batch_that_cannot_be_measured(problem: Any) -> None
 
     with pytest.raises((ValueError, UsageError)):
         run(feed, measure)
-    ((number, _, batch),) = feed.failures
-    assert (number, batch) == (1, 5)
+    ((number, _, batch, fault),) = feed.failures
+    assert (number, batch, fault) == (1, 5, "code")
     assert not feed.finished_sums

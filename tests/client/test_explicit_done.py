@@ -11,11 +11,12 @@ from flightedl.client.data import dataset as module
 from flightedl.client.data import feed as feed_module
 from flightedl.client.data.dataset import Dataset
 from flightedl.client.data.feed import TaskFeed
+from flightedl.client.data.losses import LostData
 from flightedl.domain.queue.values import TaskGiven
 from flightedl.domain.trainer.acknowledged import Done
 from flightedl.domain.trainer.batches import Batch
 from flightedl.domain.trainer.feed import AssignedTask
-from flightedl.errors import UsageError
+from flightedl.errors import UnavailableError, UsageError
 
 from .loop_bench import _DECLARED, CLOCK, Master, waiting
 from .test_dataset import Master as QueueMaster
@@ -35,8 +36,12 @@ class Listener:
     def close_batch(self) -> tuple[()]:
         return ()
 
+    def abandon_batch(self) -> None: ...
+
     def batch_done(self, batch: Batch, *, is_counted: bool) -> None:
         self.closed.append(batch.number)
+
+    lost = LostData()
 
     def loop_over(self) -> None: ...
 
@@ -87,6 +92,25 @@ def test_a_loop_that_reads_ahead_ends_without_more_batches_and_can_resume(monkey
     assert max(rounds) == 4
     assert len(master.finished) == 3
     assert master.returned == []
+
+
+def test_a_new_loop_follows_one_that_ended_with_a_transient_error() -> None:
+    master, listener = QueueMaster(2, 2, is_deduplicated=False), Listener()
+    open_batch, errors = listener.open_batch, [UnavailableError("etcd cannot be reached")]
+
+    def fail_once(batch: Batch, place: Callable[[], str]) -> bool:
+        if errors:
+            raise errors.pop()
+        return open_batch(batch, place)
+
+    listener.open_batch = fail_once  # type: ignore[method-assign]
+    data = data_of(master, listener)
+    with pytest.raises(UnavailableError):
+        list(data)
+    for batch in data:
+        data.done(batch)
+    assert data.is_over
+    assert len(listener.closed) == 4
 
 
 def test_batches_that_were_never_done_are_returned() -> None:

@@ -18,8 +18,8 @@ from flightedl.client.following.files import ParquetCopy, Rows
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.errors import UsageError
 from flightedl.messages.feed import Position
-from flightedl.testing.faults import FaultPlan, InjectedFault
-from flightedl.testing.memory import MemoryStorage
+from tests.support.faults import FaultPlan, InjectedFault
+from tests.support.memory import MemoryStorage
 
 #: id -> the only element of its row.
 TABLES = st.dictionaries(st.integers(-3, 5), st.sampled_from([0.0, 1.5, -2.5, np.nan]), max_size=8)

@@ -24,10 +24,10 @@ from flightedl.domain.tables.spec import TableSpec
 from flightedl.errors import DeadlineError, MessageError
 from flightedl.messages.base import encode
 from flightedl.messages.feed import ChangesHeader, Position
-from flightedl.testing.clock import FakeClock
-from flightedl.testing.contracts.coordinator import eventually
-from flightedl.testing.processes import closed_port
 from flightedl.wire.changes import HEADER_KEY, Change, encode_changes
+from tests.support.clock import FakeClock
+from tests.support.contracts.coordinator import eventually
+from tests.support.processes import closed_port
 
 SPEC = TableSpec("users", 2, SGD(lr=1.0), evict=Evict(unused_versions=5), unknown="zero")
 IDS = as_ids(np.arange(200))
@@ -162,6 +162,35 @@ def test_an_answer_to_an_earlier_request_does_not_end_catching_up() -> None:
         unchanged: Any = SlowPserver(clock, header(1, 1, range(0)))
         assert not follower._ask(0, model, unchanged)
         assert follower.age_s == 0.0
+
+
+def test_a_job_that_was_started_again_is_followed_although_its_blocks_have_moved_less_often() -> None:
+    """Users keep the complete copy of the former model, which gets older, until the new model's copy is complete."""
+    clock, plan = FakeClock(10.0), plan_shards([ParameterSpec("w", (6,))], 2)
+    every = [(0, plan.block_count)]
+
+    def sent(life: int, placement: int, value: float, blocks: list[tuple[int, int]], generation: int) -> Any:
+        position = Position(life=life, generation=generation, placement=placement, number=1)
+        return SlowPserver(clock, ChangesHeader(position=position, since=None, blocks=blocks), w_of(value))
+
+    with closed_port() as port, Follower(etcd=f"127.0.0.1:{port}", job="demo") as follower:
+        follower._clock, follower._model = clock, FollowedModel(plan)
+
+        def ask(server: int, pserver: Any) -> None:
+            assert follower._model is not None
+            follower._ask(server, follower._model, pserver)
+
+        ask(1, sent(3, 7, 1.0, [], 4))
+        ask(0, sent(3, 7, 1.0, every, 5))
+        follower.wait(0.0)
+        assert follower.age_s == 10.0
+        ask(1, sent(9, 1, 2.0, [], 11))
+        ask(1, sent(9, 1, 2.0, [], 11))
+        assert (set(follower["w"].tolist()), follower.age_s) == ({1.0}, 20.0)
+        ask(0, sent(3, 8, 5.0, every, 5))
+        assert (set(follower["w"].tolist()), follower.age_s) == ({1.0}, 25.0), "a late answer counts"
+        ask(0, sent(9, 1, 2.0, every, 12))
+        assert (set(follower["w"].tolist()), follower.age_s) == ({2.0}, 15.0)
 
 
 def w_of(value: float) -> Change:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,16 +20,17 @@ from flightedl.client.data.group_dataset import GroupDataset
 from flightedl.client.data.pieces import PieceReader
 from flightedl.client.data.readers import Transforming
 from flightedl.client.probe import DATA, SCRIPT
-from flightedl.domain.groups.plan import Piece, Round, RoundPlan
-from flightedl.errors import DataError, FencedError, UsageError
+from flightedl.domain.groups.plan import Order, Piece, Round, RoundPlan
+from flightedl.domain.groups.shuffling import Shuffling, advice_of, order_of
+from flightedl.errors import DataError, FencedError, LostDataError, UsageError
 from flightedl.formats.dataset_spec import DatasetSpec
 from flightedl.formats.index import build_index
-from flightedl.formats.layout import TaskLayout
+from flightedl.formats.mixed_layout import group_data
 from flightedl.formats.recordio import encode_chunk
 from flightedl.formats.stored_index import index_from_pieces, index_to_pieces
 from flightedl.master.indexing import _indexed
 from flightedl.messages.declarations import DatasetDeclaration
-from flightedl.testing.memory import MemoryFiles
+from tests.support.memory import MemoryFiles
 
 from . import transforms_of_tests as of_tests
 from .loop_bench import waiting
@@ -39,13 +41,19 @@ RECORDS = 200
 class Unattended:
     """Attendance without coordination: each rank starts from the token that it has loaded itself."""
 
+    def __init__(self) -> None:
+        self.left_out: list[tuple[int, int, int, int, int, int]] = []
+        #: Last position at which a round may start; None for no limit.
+        self.stop_after: int | None = None
+
     def begin(self, token: str, position: str) -> str:
         return token
 
     def kept(self, step: Round) -> Round:
         return step
 
-    def take(self, at: int, step: Round) -> None: ...
+    def take(self, at: int, step: Round) -> bool:
+        return self.stop_after is None or at <= self.stop_after
 
     def finish(self) -> None: ...
 
@@ -61,30 +69,38 @@ class Ranks:
         self.made: list[GroupDataset] = []
 
     def data(self, rank: int = 0, size: int = 1, **given: Any) -> GroupDataset:
+        """Return the data of a rank. ``batch_size`` is that of each rank, unless there is a ``global_batch``."""
         more = {"batch_size": 8, "epochs": 1, "seed": 5, "remainder": "split", "filter": (), "attendance": Unattended()}
         more |= given
-        declared = DatasetDeclaration(urls=[str(self.path)], batch_size=1)
-        spec = DatasetSpec((str(self.path),), filter=more["filter"])
+        urls = more.get("urls", [str(self.path)])
+        mixture = {name: more[name] for name in ("mixture", "stop") if name in more}
+        declared = DatasetDeclaration(urls=urls, batch_size=1, **mixture)
+        spec = DatasetSpec(tuple(urls), filter=more["filter"])
         index = index_from_pieces(index_to_pieces(build_index(FsspecFiles(), spec)))
-        layout, seed = TaskLayout(index, 1), more["seed"]
+        shuffling, batch_size = (
+            more.get("shuffling", Shuffling()),
+            more.get("global_batch") or more["batch_size"] * size,
+        )
+        data = group_data(index, declared, more["seed"])
         plan_from = partial(
             RoundPlan,
-            layout.task_records,
+            data.record_count,
             epochs=more["epochs"],
-            seed=seed,
+            order=order_of(data, batch_size, shuffling),
             world_size=size,
             rank=rank,
-            batch_size=more["batch_size"],
+            batch_size=batch_size,
             remainder=more["remainder"],
         )
-        reader = PieceReader(FsspecFiles(), layout, spec, seed, None, lambda _: None)
+        reader = PieceReader(FsspecFiles(), index, data, spec, None, lambda _: None)
         self.made.append(
             GroupDataset(
-                _indexed(index, declared).reply,
+                _indexed(index, declared, None).reply,
                 more.get("digest", "digest"),
                 lambda start: plan_from(start=start),
-                seed,
-                reader.read,
+                data.seed,
+                shuffling,
+                reader,
                 rank,
                 more["attendance"],
                 self.done.append,
@@ -93,7 +109,7 @@ class Ranks:
                 str,
                 explicit_commit=more.get("explicit_commit", False),
                 transforming=more.get("transforming"),
-                place=reader.place,
+                may_lose=more.get("may_lose", False),
             )
         )
         return self.made[-1]
@@ -165,7 +181,7 @@ def test_a_position_follows_the_current_round_and_not_the_rounds_read_ahead(rank
 def test_the_loop_knows_records_and_epoch_of_its_batch(ranks: Ranks) -> None:
     data = ranks.data(batch_size=RECORDS - 1, epochs=2)
     assert data.current is None
-    assert [data.current for _ in data] == [(RECORDS - 1, 0), (1, 0), (RECORDS - 1, 1), (1, 1)]
+    assert [data.current for _ in data] == [(100, 0), (100, 0), (100, 1), (100, 1)], "two batches share 200 records"
     assert data.current is None
 
 
@@ -217,9 +233,9 @@ def test_a_filtered_batch_is_yielded_without_rows(ranks: Ranks) -> None:
 
 def test_a_rank_without_records_gets_a_batch_without_rows(ranks: Ranks) -> None:
     pq.write_table(pa.table({"id": range(3)}), ranks.path)
-    assert rounds_of(ranks.group(5)) in (
-        [[[a], [b], [c], [], []]] for a in range(3) for b in range(3) for c in range(3)
-    )
+    (batches,) = rounds_of(ranks.group(5))
+    assert sorted(map(len, batches)) == [0, 0, 1, 1, 1]
+    assert counted([batches]) == Counter(range(3))
     assert ranks.made[4].schema.names == ["id"]
 
 
@@ -281,6 +297,7 @@ class Followed(Unattended):
     """Attendance in which one rank has loaded a token, and all ranks start from it."""
 
     def __init__(self, token: str) -> None:
+        super().__init__()
         self.token = token
         self.declared: list[tuple[str, str]] = []
         self.rounds_taken: list[tuple[int, Round]] = []
@@ -291,10 +308,11 @@ class Followed(Unattended):
         self.declared.append((token, position))
         return self.token
 
-    def take(self, at: int, step: Round) -> None:
+    def take(self, at: int, step: Round) -> bool:
         if self.is_over:
             raise FencedError("over")
         self.rounds_taken.append((at, step))
+        return True
 
     def finish(self) -> None:
         self.finished += 1
@@ -347,6 +365,12 @@ def test_a_failed_transform_of_a_round_raises_an_error_with_its_records(readers:
         next(loop)
 
 
+def test_a_transform_that_ends_the_script_raises_an_error(ranks: Ranks) -> None:
+    data = ranks.data(transforming=Transforming(lambda _: sys.exit(0)))
+    with pytest.raises(DataError, match="transform= or decode= cannot end the script, but raised SystemExit: 0"):
+        next(iter(data))
+
+
 def test_closing_does_not_wait_for_an_endless_transform(ranks: Ranks) -> None:
     data = ranks.data(transforming=Transforming(of_tests.endless_after_fifty, 1), seed=None)
     next(iter(data))
@@ -378,9 +402,228 @@ def test_corrupt_records_of_a_round_are_left_out_and_counted() -> None:
     damaged[-1] ^= 1
     files = MemoryFiles({"a.recordio": encode_chunk([b"a0", b"a1"], "none") + bytes(damaged)})
     spec = DatasetSpec(("a.recordio",), on_corrupt="skip")
-    layout = TaskLayout(build_index(files, spec), 1, chunks_per_task=2)
+    index = build_index(files, spec)
     skipped: list[int] = []
-    reader = PieceReader(files, layout, spec, None, None, skipped.append)
-    batch = reader.read(Round(0, 0, 0, (Piece(0, 0, 6),)))
+    data = group_data(index, DatasetDeclaration(urls=["a.recordio"], batch_size=1), None)
+    reader = PieceReader(files, index, data, spec, None, skipped.append)
+    (batch,) = reader.read([Round(0, 0, 0, 6, Order(1), (Piece(0, 0, 6),))])
     assert batch["record"].to_pylist() == [b"a0", b"a1"]
     assert sum(skipped) == 4
+
+
+def position_of(data: GroupDataset) -> str:
+    return data.state_dict()["flightedl_data"]
+
+
+def failing_once(data: GroupDataset, at: int) -> None:
+    """Let the reading of a round fail once, as if its file were away for a moment."""
+    read, failures = data._read, [DataError("the file is away")]
+
+    def read_or_fail(steps: Sequence[Round]) -> Iterator[pa.RecordBatch]:
+        for step in steps:
+            if step.number == at and failures:
+                raise failures.pop()
+            yield from read([step])
+
+    data._read = read_or_fail
+
+
+@pytest.mark.parametrize("explicit_commit", [False, True])
+def test_an_error_that_ends_a_loop_stays_and_loses_no_round(ranks: Ranks, explicit_commit: bool) -> None:
+    before = ranks.data()
+    rounds_of([before], 3)
+    data = ranks.data(explicit_commit=explicit_commit)
+    failing_once(data, 3)
+    loop = iter(data)
+    for _ in range(3):
+        next(loop)
+        if explicit_commit:
+            data.commit()
+    for attempt in (loop, iter(data), iter(data)):
+        with pytest.raises(DataError, match="the file is away"):
+            next(attempt)
+    assert position_of(data) == position_of(before), "the position is not before the round that failed"
+    assert data.error is not None
+
+
+def test_a_failed_transform_shifts_no_position(ranks: Ranks) -> None:
+    """The reader thread reads on after a failed transform."""
+    before = ranks.data(seed=None)
+    rounds_of([before], 6)
+    data = ranks.data(seed=None, transforming=Transforming(of_tests.broken_at_fifty))
+    for _ in range(3):
+        with pytest.raises(DataError, match="broken_at_fifty"):
+            rounds_of([data])
+        assert position_of(data) == position_of(before)
+
+
+def test_a_loop_inside_a_loop_continues_it_and_ends_both(ranks: Ranks) -> None:
+    outer, data = [], ranks.data()
+    inner: list[int] = []
+    for batch in data:
+        outer += batch["id"].to_pylist()
+        for number, more in enumerate(data):
+            inner += more["id"].to_pylist()
+            if number == 2:
+                break
+    assert sorted(outer + inner) == list(range(RECORDS))
+    assert data.is_over
+
+
+def test_an_interrupted_round_is_the_next_one_again(ranks: Ranks) -> None:
+    attendance = Followed("")
+    take = attendance.take
+    data = ranks.data(attendance=attendance)
+    loop = iter(data)
+    seen = next(loop)["id"].to_pylist()
+
+    def interrupt(at: int, step: Round) -> bool:
+        raise KeyboardInterrupt
+
+    attendance.take = interrupt  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        next(loop)
+    attendance.take = take  # type: ignore[method-assign]
+    assert counted(rounds_of([data])) + Counter(seen) == Counter(range(RECORDS))
+
+
+def test_all_ranks_end_before_the_first_round_after_a_stop(ranks: Ranks) -> None:
+    group = ranks.group(2)
+    for data in group:
+        data._attendance.stop_after = 32  # type: ignore[attr-defined]
+    rounds = rounds_of(group)
+    assert len(rounds) == 3, "the rounds before 0, 16 and 32 records"
+    assert all(data.is_over for data in group)
+    resumed = ranks.data()
+    resumed.load_state_dict(group[1].state_dict())
+    assert counted(rounds) + counted(rounds_of([resumed])) == Counter(range(RECORDS))
+
+
+def test_a_loop_without_some_records_ends_with_an_error_on_every_rank(ranks: Ranks) -> None:
+    group = ranks.group(2, seed=None, epochs=2)
+    for data in group:
+        data._attendance.left_out = [(0, 1, 0, 0, 11, 15), (1, 1, 0, 0, 2, 3)]  # type: ignore[misc]
+        batches: list[pa.RecordBatch] = []
+        with pytest.raises(LostDataError, match=r"5 records were set aside.*data.parquet, records 11-14"):
+            batches.extend(iter(data))
+        assert len(batches) == 2 * -(-RECORDS // 16), "the error comes after the last round"
+        assert data.summary is not None
+        assert (data.summary.records, data.summary.lost_records) == (RECORDS - 1, 1)
+        with pytest.raises(LostDataError):
+            iter(data).__next__()
+
+
+def test_a_loop_may_continue_without_some_records(ranks: Ranks, capsys: pytest.CaptureFixture[str]) -> None:
+    data = ranks.data(may_lose=True)
+    data._attendance.left_out = [(0, 4, 65_536, 0, 0, 4)]  # type: ignore[misc]
+    assert len(rounds_of([data])) == RECORDS // 8
+    assert data.summary is not None
+    assert data.summary.lost_records == 4
+    assert "4 records were set aside" in capsys.readouterr().err
+
+
+def global_batches(rounds: list[list[list[int]]]) -> list[list[int]]:
+    return [sorted(record for batch in batches for record in batch) for batches in rounds]
+
+
+@pytest.mark.parametrize("records", [480, 481, 503, 527, 1000])
+def test_global_batches_are_the_same_for_any_number_of_ranks(ranks: Ranks, records: int) -> None:
+    pq.write_table(pa.table({"id": range(records)}), ranks.path, row_group_size=11)
+    alone = rounds_of(ranks.group(1, global_batch=48))
+    assert counted(alone) == Counter(range(records))
+    for size in (2, 3, 4, 8):
+        assert global_batches(rounds_of(ranks.group(size, global_batch=48))) == global_batches(alone)
+
+
+@pytest.mark.parametrize("records", [481, 503, 527])
+def test_global_batches_are_the_same_after_restarts_with_other_numbers_of_ranks(ranks: Ranks, records: int) -> None:
+    """Each start trains two rounds that its checkpoint lacks."""
+    pq.write_table(pa.table({"id": range(records)}), ranks.path, row_group_size=11)
+    expected = global_batches(rounds_of(ranks.group(1, global_batch=48, epochs=2)))
+    found: list[list[int]] = []
+    state = None
+    for size, count in ((4, 3), (2, 0), (3, 9), (2, None)):
+        group = ranks.group(size, global_batch=48, epochs=2)
+        for data in group:
+            if state is not None:
+                data.load_state_dict(state)
+        rounds = rounds_of(group, count)
+        state = group[-1].state_dict()
+        found += global_batches(rounds)
+        if count is not None:
+            rounds_of(group, 2)
+    assert found == expected
+
+
+def test_sorted_records_are_mixed_in_every_batch(ranks: Ranks) -> None:
+    """Class i has records 60 i to 60 i + 59, in row groups of 20."""
+    pq.write_table(pa.table({"id": range(1200)}), ranks.path, row_group_size=20)
+    rounds = rounds_of(ranks.group(2, batch_size=16))
+    kinds = [len({record // 60 for batch in batches for record in batch}) for batches in rounds]
+    assert min(kinds) >= 8
+    shuffled = Shuffling(lanes=8, block=8)
+    assert rounds_of(ranks.group(2, batch_size=16, shuffling=shuffled)) != rounds
+
+
+def held_and_decoded(ranks: Ranks, size: int, **given: Any) -> tuple[float, float]:
+    """Return the held memory in relation to the promised one, and the records that ranks decode, to those they get."""
+    group = ranks.group(size, **given)
+    rounds_of(group)
+    data = group[0]._pieces._data
+    batch_size = given["batch_size"] * size
+    order = order_of(data, batch_size, Shuffling())
+    advice = advice_of(data, order, batch_size, size, Shuffling())
+    summaries = [data.summary for data in group]
+    held = max(summary.held_bytes for summary in summaries if summary)
+    decoded = max(summary.decoded_records for summary in summaries if summary)
+    return held / advice.held_bytes, decoded * size / data.record_count(order.lanes)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "size", "batch_size", "most"),
+    [(32, 1, 16, 1.3), (37, 2, 8, 1.3), (33, 4, 4, 1.3), (400, 4, 4, 1.05), (40, 3, 8, 1.3 * (3 + 1) * 3 / 8)],
+)
+def test_a_rank_decodes_its_share_and_holds_what_was_promised(
+    ranks: Ranks, chunks: int, size: int, batch_size: int, most: float
+) -> None:
+    table = pa.table({"id": range(10 * chunks), "value": [float(number) for number in range(10 * chunks)]})
+    pq.write_table(table, ranks.path, row_group_size=10)
+    held, decoded = held_and_decoded(ranks, size, batch_size=batch_size)
+    assert decoded <= most
+    assert 0 < held <= 1
+
+
+def test_a_file_without_a_seed_is_decoded_once_in_its_order(ranks: Ranks) -> None:
+    (data,) = group = ranks.group(1, seed=None)
+    assert [record for (batch,) in rounds_of(group) for record in batch] == list(range(RECORDS))
+    assert data.summary is not None
+    assert data.summary.decoded_records == RECORDS
+
+
+def test_batches_of_a_mixture_have_records_of_both_sources(ranks: Ranks) -> None:
+    other = ranks.path.with_name("other.parquet")
+    pq.write_table(pa.table({"id": range(1000, 1100)}), other, row_group_size=7)
+    urls = [str(ranks.path), str(other)]
+    more = {"urls": urls, "mixture": [2.0, 1.0], "stop": "all", "filter": (("id", "!=", 1001),)}
+    rounds = rounds_of(ranks.group(3, global_batch=30, **more))
+    assert counted(rounds) == Counter([*range(RECORDS), 1000, *range(1002, 1100)])
+    assert global_batches(rounds) == global_batches(rounds_of(ranks.group(1, global_batch=30, **more)))
+    shares = [sum(record >= 1000 for record in batch) / len(batch) for batch in global_batches(rounds)]
+    assert all(0.1 < share < 0.6 for share in shares), shares
+
+
+def test_records_of_recordio_are_decoded_by_the_users_function() -> None:
+    chunks = [encode_chunk([b"%d" % number for number in range(first, first + 5)], "none") for first in range(0, 40, 5)]
+    files = MemoryFiles({"a.recordio": b"".join(chunks)})
+    spec = DatasetSpec(("a.recordio",), columns=("n",), filter=(("n", "!=", 7),))
+    index = build_index(files, spec)
+    data = group_data(index, DatasetDeclaration(urls=["a.recordio"], batch_size=1), 3)
+    reader = PieceReader(files, index, data, spec, lambda record: {"n": int(record)}, lambda _: None)
+    plan = RoundPlan(data.record_count, epochs=1, order=Order(4, 6), world_size=1, rank=0, batch_size=8)
+    steps = [step for step in iter(plan.next, None) if isinstance(step, Round)]
+    found = [batch["n"].to_pylist() for batch in reader.read(steps)]
+    assert [len(batch) for batch in found].count(8) == 4
+    assert sorted(record for batch in found for record in batch) == sorted({*range(40)} - {7})
+    assert [batch["n"].to_pylist() for step in steps for batch in reader.read([step])] == found, "read again"
+    (none,) = reader.read([Round(0, 0, 0, 0, Order(4, 6), ())])
+    assert (none.num_rows, none.schema.names) == (0, ["n"])

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 import flightedl as fe
 from flightedl.errors import DataError, UsageError
-from flightedl.testing.etcd_server import EtcdServer
+from tests.support.etcd_server import EtcdServer
 
 from . import transforms_of_tests as of_tests
 
@@ -76,9 +76,9 @@ def test_a_position_of_another_number_of_elements_is_rejected(cluster: fe.LocalC
 def test_batches_by_number_and_mixtures_have_elements(cluster: fe.LocalCluster) -> None:
     with cluster.connect() as job:
         weights = {range(150): 3, range(150, 200): 1}
-        data = job.indexed(weights, of_tests.squared, batch_size=20, records_per_task=20, group="torchft")
+        data = job.indexed(weights, of_tests.squared, batch_size=20, group="torchft")
         batches = [data.batch(number)["index"].to_pylist() for number in range(data.batch_count)]
-    assert [sum(index < 150 for index in batch) for batch in batches] == [15] * 10
+    assert all(13 <= sum(index < 150 for index in batch) <= 17 for batch in batches), "about three quarters"
     assert sorted(index for batch in batches for index in batch) == list(range(200))
 
 
@@ -94,5 +94,5 @@ def test_arguments_that_do_not_apply_to_elements_are_rejected(cluster: fe.LocalC
             job.indexed(100, str, batch_size=4, transform=lambda batch: batch)
         with pytest.raises(UsageError, match="there is no option reader=: leave it out"):
             job.indexed(100, str, batch_size=4, reader=2)  # type: ignore[call-arg]
-        with pytest.raises(UsageError, match='group="torchft" takes neither remainder, explicit_commit nor readers'):
+        with pytest.raises(UsageError, match='group="torchft" has no readers'):
             job.indexed(100, of_tests.squared, batch_size=4, readers=1, group="torchft")

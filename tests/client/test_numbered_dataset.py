@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from types import SimpleNamespace
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
 from flightedl.client.data.numbered_dataset import NumberedDataset
 from flightedl.domain.groups.numbered import NumberedBatches
-from flightedl.domain.groups.plan import Round
+from flightedl.domain.groups.plan import Order, Round
 from flightedl.errors import DataError, UsageError
 
 from .loop_bench import waiting
@@ -22,7 +21,7 @@ class Data:
         self.read: list[int] = []
         self.done: list[int] = []
         self.error_at = -2
-        batches = NumberedBatches(np.array([6, 4]), epochs=2, seed=None, batch_size=4)
+        batches = NumberedBatches(10, epochs=2, order=Order(1), batch_size=4)
         declared = SimpleNamespace(record_count=10)
         self.dataset = NumberedDataset(declared, batches, self._read, self.done.append, waiting, str)  # type: ignore[arg-type]
 
@@ -62,11 +61,13 @@ def test_a_number_may_be_requested_again(data: Data) -> None:
     assert data.dataset.batch(0)["n"].to_pylist() == [0, 1, 2, 3]
 
 
-def test_a_read_error_is_raised_with_its_batch(data: Data) -> None:
+def test_a_read_error_is_raised_with_its_batch_until_the_file_is_back(data: Data) -> None:
     data.error_at = 1
     data.dataset.batch(0)
     with pytest.raises(DataError, match="gone"):
         data.dataset.batch(1)
+    data.error_at = -2
+    assert data.dataset.batch(1)["n"].to_pylist() == [4, 5, 6, 7]
 
 
 @pytest.mark.parametrize("number", [-1, 1.5, None, "1"])

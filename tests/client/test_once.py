@@ -20,13 +20,14 @@ from flightedl.client.registration import Registration
 from flightedl.client.waiting import Waiting
 from flightedl.coordination.checkpoint_places import write_file
 from flightedl.coordination.keys import JobKeys
-from flightedl.errors import FencedError
+from flightedl.domain.trainer.membership import AFTER_ALL
+from flightedl.errors import FencedError, OutcomeUnknownError
 from flightedl.messages.base import decode
 from flightedl.messages.checkpoints import SaveRecord
 from flightedl.ports import TransactionResult
-from flightedl.testing.contracts.coordinator import eventually
-from flightedl.testing.memory import MemoryCoordinator
 from tests.coordination.process_clock import ProcessClock
+from tests.support.contracts.coordinator import eventually
+from tests.support.memory import MemoryCoordinator
 
 KEYS = JobKeys("demo")
 TTL_S = 0.6
@@ -86,6 +87,28 @@ def test_a_name_stays_claimed_after_a_clean_end(trainers: tuple[Trainer, Trainer
     assert one.names.claim("report")
     one.end()
     assert not other.names.claim("report")
+
+
+@pytest.mark.parametrize("is_carried_out", [False, True])
+def test_one_error_of_the_store_at_a_clean_end_gives_no_name_away(
+    trainers: tuple[Trainer, Trainer], monkeypatch: pytest.MonkeyPatch, is_carried_out: bool
+) -> None:
+    one, other = trainers
+    for name in ("report", "table"):
+        assert one.names.claim(name)
+    transact, errors = one.coordinator.transact, [OutcomeUnknownError("no answer")]
+
+    def fail_once(*arguments: Any) -> TransactionResult:
+        if errors:
+            if is_carried_out:
+                transact(*arguments)
+            raise errors.pop()
+        return transact(*arguments)
+
+    monkeypatch.setattr(one.coordinator, "transact", fail_once)
+    one.end()
+    assert not other.names.claim("report")
+    assert not other.names.claim("table")
 
 
 def test_a_clean_end_leaves_the_names_of_a_successor_alone(trainers: tuple[Trainer, Trainer]) -> None:
@@ -223,12 +246,12 @@ def test_each_request_of_an_epoch_is_carried_out_once(trainers: tuple[Trainer, T
     one, other = trainers
     file = tmp_path / "m"
     assert [one.saves.save("m", 1, writer(file, b"first")), other.saves.save("m", 1, writer(file, b"x"))] == [
-        True,
-        False,
+        "written",
+        "another wrote it",
     ]
     assert [other.saves.save("m", 1, writer(file, b"second")), one.saves.save("m", 1, writer(file, b"x"))] == [
-        True,
-        False,
+        "written",
+        "another wrote it",
     ]
     assert file.read_bytes() == b"second"
     # The requests for another file, or in another epoch, are counted separately.
@@ -297,7 +320,7 @@ def test_a_failed_write_of_a_replaced_writer_leaves_the_claim_of_its_successor(
     trainers: tuple[Trainer, Trainer], tmp_path: Path
 ) -> None:
     one, other = trainers
-    claimed: list[SaveRecord | None] = []
+    claimed: list[object] = []
 
     def fail() -> None:
         one.frozen()
@@ -353,7 +376,7 @@ def test_whenever_a_writer_is_replaced_the_file_is_that_of_the_last_writer(tmp_p
         one, other = Trainer(store), Trainer(store)
         for trainer in (one, other):
             stack.callback(trainer.registration.close)
-        results: list[bool] = []
+        results: list[str] = []
         requests = itertools.count()
 
         def before(
@@ -363,7 +386,7 @@ def test_whenever_a_writer_is_replaced_the_file_is_that_of_the_last_writer(tmp_p
             one: Trainer = one,
             other: Trainer = other,
             file: Path = file,
-            results: list[bool] = results,
+            results: list[str] = results,
             requests: Iterator[int] = requests,
         ) -> Any:
             if next(requests) == number:
@@ -378,14 +401,17 @@ def test_whenever_a_writer_is_replaced_the_file_is_that_of_the_last_writer(tmp_p
         has_written = one.saves.save("m", 1, writer(file, b"one"))
         if replaced[-1] != number:
             break
-        assert has_written or results == [True]
-        assert file.read_bytes() == (b"other" if results == [True] else b"one")
+        assert has_written or results == ["written"]
+        assert file.read_bytes() == (b"other" if results == ["written"] else b"one")
         entry = store.get(KEYS.save("m"))
         assert entry is not None
         writing = decode(entry.value, SaveRecord)
-        assert (writing.trainer, writing.done) == ((other if results == [True] else one).registration.trainer, True)
+        assert (writing.trainer, writing.done) == (
+            (other if results == ["written"] else one).registration.trainer,
+            True,
+        )
         # Nobody waits for a request whose writer is gone.
-        assert [trainer.saves.save("m", 2, writer(file, b"next")) for trainer in (other, one)] == [True, False]
+        assert [bool(trainer.saves.save("m", 2, writer(file, b"next"))) for trainer in (other, one)] == [True, False]
     assert replaced[-1] >= 3
 
 
@@ -408,3 +434,58 @@ def test_a_writer_that_was_replaced_leaves_the_newer_request_alone(trainers: tup
         entry = one.coordinator.get(KEYS.save("/out"))
         assert entry is not None
         assert entry.lease_id == other.registration.held.lease_id, "the request of another trainer was changed"
+
+
+def test_a_trainer_that_replaces_another_continues_to_count_its_requests(tmp_path: Path) -> None:
+    store, file = MemoryCoordinator(SystemClock()), tmp_path / "m"
+    former = Trainer(store)
+    for number in range(3):
+        assert former.saves.save("m", 1, writer(file, b"%d" % number)) == "written"
+    former.registration.close()
+    later = Trainer(store)
+    assert later.saves.save("m", 1, writer(file, b"3")) == "written"
+    assert later.saves.save("m", 2, writer(file, b"4")) == "written"
+    later.registration.close()
+    assert file.read_bytes() == b"4"
+
+
+def test_a_starter_shares_the_requests_that_others_make_after_its_start(tmp_path: Path) -> None:
+    store, file = MemoryCoordinator(SystemClock()), tmp_path / "m"
+    first = Trainer(store)
+    for number in range(3):
+        assert first.saves.save("m", 1, writer(file, b"%d" % number))
+    second = Trainer(store)
+    assert first.saves.save("m", 1, writer(file, b"3"))
+    assert second.saves.save("m", 1, writer(file, b"x")) == "another wrote it"
+    assert second.saves.save("m", 1, writer(file, b"4")) == "written"
+    assert first.saves.save("m", 1, writer(file, b"x")) == "another wrote it"
+    for trainer in (first, second):
+        trainer.registration.close()
+    assert file.read_bytes() == b"4"
+
+
+def test_an_older_request_is_not_needed_unless_the_trainer_that_was_ahead_has_left(
+    trainers: tuple[Trainer, Trainer], tmp_path: Path
+) -> None:
+    one, other = trainers
+    file = tmp_path / "m"
+    assert one.saves.save("m", 1, writer(file, b"0"))
+    assert other.saves.save("m", 1, writer(file, b"x")) == "another wrote it"
+    for number in range(1, 4):
+        assert one.saves.save("m", 1, writer(file, b"%d" % number))
+    assert other.saves.save("m", 1, writer(file, b"x")) == "not needed"
+    assert file.read_bytes() == b"3"
+    one.registration.close()
+    assert other.saves.save("m", 1, writer(file, b"4")) == "written"
+    assert file.read_bytes() == b"4"
+
+
+def test_a_starter_makes_the_same_request_as_others_after_the_last_epoch(tmp_path: Path) -> None:
+    store, file = MemoryCoordinator(SystemClock()), tmp_path / "m"
+    first = Trainer(store)
+    assert first.saves.save("m", AFTER_ALL, writer(file, b"1"))
+    first.registration.close()
+    second = Trainer(store)
+    assert second.saves.save("m", AFTER_ALL, writer(file, b"x")) == "another wrote it"
+    second.registration.close()
+    assert file.read_bytes() == b"1"

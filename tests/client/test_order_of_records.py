@@ -11,6 +11,7 @@ import pytest
 from flightedl.adapters.clock import SystemClock
 from flightedl.client.data.dataset import Dataset
 from flightedl.client.data.feed import TaskFeed
+from flightedl.client.data.losses import LostData
 from flightedl.client.data.reading import batches_of
 from flightedl.client.waiting import Waiting
 from flightedl.domain.queue.batching import record_order
@@ -23,7 +24,7 @@ from flightedl.formats.layout import TaskLayout
 from flightedl.formats.registry import named_format
 from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset
 from flightedl.messages.tasks import Assignment, TasksReply
-from flightedl.testing.memory import MemoryFiles
+from tests.support.memory import MemoryFiles
 
 RECORDS = 12
 
@@ -44,6 +45,8 @@ class Listener:
 
     def give_up_sum(self) -> tuple[BatchState, ...]:
         return ()
+
+    lost = LostData()
 
     def loop_over(self) -> None: ...
 
@@ -78,7 +81,7 @@ def test_the_seed_of_the_assignment_is_used(seed: int | None) -> None:
     data = Dataset(
         declared,
         lambda: TaskFeed(fetch, lambda: None, clock),
-        partial(batches_of, files, spec=spec),
+        partial(batches_of, files, spec=spec, schema=table[0].schema),
         listener,
         lambda: Waiting(clock, 5.0, 5.0, lambda _: None),
         5.0,

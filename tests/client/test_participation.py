@@ -14,7 +14,7 @@ from flightedl.domain.trainer.feed import Ask, Reports
 from flightedl.errors import MessageError, UnavailableError
 from flightedl.messages.base import decode, encode
 from flightedl.messages.tasks import Assignment, TasksReply, TasksTicket
-from flightedl.testing.clock import FakeClock
+from tests.support.clock import FakeClock
 
 
 class Trainer:
@@ -27,7 +27,7 @@ class Trainer:
         self.reply = TasksReply(assignments=[], outcome="none_now", retry_after_s=0.1)
         self.is_held = True
         registration: Any = SimpleNamespace(
-            trainer="t", generation=4, renewed=self._renewed, held=SimpleNamespace(is_held=True)
+            trainer="t", generation=4, witness="slot-1", renewed=self._renewed, held=SimpleNamespace(is_held=True)
         )
         self.registration = registration
         servers: Any = SimpleNamespace(master=lambda: SimpleNamespace(address="m:1"), life=3)

@@ -7,7 +7,7 @@ import pytest
 from flightedl.client.connections import persistently
 from flightedl.client.waiting import Waiting
 from flightedl.errors import NotReadyError, UnavailableError, UsageError
-from flightedl.testing.clock import FakeClock
+from tests.support.clock import FakeClock
 
 
 class Wait:

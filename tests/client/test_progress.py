@@ -45,6 +45,24 @@ def test_idle_batches_are_reported_and_survive_a_lost_message() -> None:
     assert [(each.batches, each.idle_batches) for each in sent] == [(3, 2)]
 
 
+def test_a_script_that_has_not_asked_for_a_batch_reports_its_age() -> None:
+    sent: list[LogRequest] = []
+    now = 0.0
+
+    def send(body: bytes) -> bytes:
+        sent.append(decode(body, LogRequest))
+        return encode(LogReply())
+
+    probe = StepProbe(lambda: now)
+    reporter = ProgressReporter(send, lambda: ("t", 1), lambda: None, lambda: now, probe)
+    for now in (6.0, 12.0):  # noqa: B007 - read by the clock
+        reporter._flush()
+        probe.turn(DATA)
+    reporter.close()
+    assert sent[0].starting_s > 0.0
+    assert [each.starting_s for each in sent[1:]] == [0.0] * (len(sent) - 1)
+
+
 def test_times_of_a_lost_report_are_in_the_next_one() -> None:
     sent: list[LogRequest] = []
     failures = [UnavailableError("no master")]

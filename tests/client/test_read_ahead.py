@@ -16,7 +16,7 @@ from flightedl.domain.trainer.feed import AssignedTask
 from flightedl.domain.trainer.readings import ReadBatch, ReadFailure, TaskEnd
 from flightedl.errors import DataError
 from flightedl.messages.tasks import Assignment
-from flightedl.testing.contracts.coordinator import eventually
+from tests.support.contracts.coordinator import eventually
 
 
 class Feed:
@@ -85,6 +85,20 @@ def test_after_a_failed_transform_nothing_more_of_its_task_is_read() -> None:
     found = read(Feed(1, 2), odd)
     assert found[:2] == [("batch", 1, 10), ("failure", 1, 1)]
     assert [task for _, task, _ in found[2:]] == [2] * 5, "a task that has failed is continued or reported as finished"
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_a_transform_that_raises_no_exception_fails_at_its_batch(error: type[BaseException]) -> None:
+    """The reader thread would end silently, and the loop would wait for it."""
+
+    def ending(batch: pa.RecordBatch) -> pa.RecordBatch:
+        if batch["k"][0].as_py() == 11:
+            raise error
+        return batch
+
+    found = read(Feed(1, 2), ending)
+    assert found[:2] == [("batch", 1, 10), ("failure", 1, 1)]
+    assert [task for _, task, _ in found[2:]] == [2] * 5
 
 
 def test_a_task_that_cannot_be_read_fails_at_its_batch_and_the_next_one_is_read() -> None:

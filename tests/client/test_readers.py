@@ -16,9 +16,9 @@ import pyarrow as pa
 import pytest
 
 from flightedl.client.data.elements import ByIndex
-from flightedl.client.data.readers import Result, Transforming
-from flightedl.client.data.transforms import Transform
-from flightedl.errors import DataError, UsageError
+from flightedl.client.data.readers import Result, Transforming, _Process
+from flightedl.client.data.transforms import NamedFunction, Transform
+from flightedl.errors import DataError, ExhaustedError, UsageError
 
 from . import transforms_of_tests as of_tests
 
@@ -118,6 +118,39 @@ def test_a_batch_that_kills_its_readers_is_named_and_others_are_delivered(throug
     assert [tag for tag, result in found if not isinstance(result, pa.RecordBatch)] == [7]
     text = "transform=deadly_at_seven failed at record 7: 3 readers in a row have ended there (signal 9)"
     assert str(found[7][1]) == text
+
+
+@pytest.mark.parametrize("deaths", [2, 3])
+def test_readers_that_end_while_they_start_do_not_convict_the_batch(
+    deaths: int, through: Through, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = _Process.begin
+    left = iter(range(deaths))
+
+    def begin_or_die(process: _Process, function: NamedFunction) -> None:
+        if next(left, None) is not None:
+            raise EOFError("the other process has ended")
+        begin(process, function)
+
+    monkeypatch.setattr(_Process, "begin", begin_or_die)
+    found = [result for _, result in through(of_tests.doubled, 1).all_of((n, batch_of(n)) for n in range(3))]
+    if deaths == 3:
+        assert isinstance(found[0], ExhaustedError)
+        assert str(found[0]) == "3 readers in a row have ended while they started"
+        del found[0]
+    assert all(isinstance(result, pa.RecordBatch) for result in found)
+
+
+def test_a_process_that_cannot_be_created_does_not_convict_the_batch(
+    through: Through, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: _Process) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(_Process, "__init__", fail)
+    ((_, error),) = through(of_tests.doubled, 1).all_of(iter([(0, batch_of(1))]))
+    assert isinstance(error, ExhaustedError)
+    assert "this machine cannot start a reader: [Errno 11] Resource" in str(error)
 
 
 def test_a_result_that_cannot_be_sent_is_an_error_in_order(through: Through) -> None:

@@ -22,7 +22,7 @@ from flightedl.domain.trainer.first_values import Elected, FollowedElection
 from flightedl.errors import FlightedlError, NotReadyError, RolledBackError
 from flightedl.ports import Delete, Entry, Put
 from flightedl.rpc import Call, Caller, Connection, Connector, FlightServer, Role, Routes, ServerIdentity
-from flightedl.testing.memory import MemoryCoordinator
+from tests.support.memory import MemoryCoordinator
 
 LONG_S = 60.0
 KEYS = JobKeys("demo")
@@ -85,6 +85,22 @@ def servers(coordinator: MemoryCoordinator, place: Place) -> Iterator[Servers]:
         yield made
 
 
+def publish_and_wait(place: Place, servers: Servers) -> None:
+    """Publish a new generation at the same address, and wait until the calls to the former one have been aborted.
+
+    The abort breaks all connections of this process to the address, so calls that begin earlier may break, too.
+    """
+    directory = servers._directory
+    seen: list[int] = []
+    directory.subscribe(lambda: seen.append(directory.revision))  # called after the one of ``servers``
+    place.publish(place.server.address)
+    newest = place._coordinator.list("/").revision
+    deadline = time.monotonic() + LONG_S
+    while not any(revision >= newest for revision in seen):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
 def replaced(place: Place) -> None:
     place.publish("127.0.0.1:1")
 
@@ -106,6 +122,25 @@ def test_a_call_to_a_frozen_server_ends_when_it_is_replaced(
             held.result(LONG_S)
         assert is_transient(raised.value)
         assert time.monotonic() - start < LONG_S / 6
+
+
+def test_all_calls_can_be_aborted_when_etcd_is_gone(place: Place, servers: Servers) -> None:
+    """The directory then never learns that a frozen server has no lease any more."""
+    with ThreadPoolExecutor(1) as pool:
+        connection = place.connection(servers)
+        held = pool.submit(connection.action, "wait", b"", timeout_s=LONG_S)
+        assert place.entered.wait(LONG_S)
+        servers._directory.close()
+        servers._connections.clear()
+        servers._retired.append(connection)
+        servers._pservers.clear()
+        servers.abort_calls()
+        with pytest.raises(FlightedlError):
+            held.result(LONG_S / 6)
+        place.entered.clear()
+        with pytest.raises(FlightedlError):
+            place.connection(servers).action("wait", b"", timeout_s=LONG_S)
+        assert not place.entered.is_set()
 
 
 def test_a_connection_to_a_server_that_is_replaced_while_it_is_opened_calls_nobody(
@@ -134,9 +169,7 @@ def test_calls_go_to_the_server_that_has_replaced_another(
 ) -> None:
     before = place.connection(servers)
     assert place.connection(servers) is before
-    place.publish(place.server.address)
-    newest = place._coordinator.list("/").revision
-    assert servers._directory.wait_until(lambda d: d.revision >= newest or None, LONG_S)
+    publish_and_wait(place, servers)
     after = place.connection(servers)
     assert after is not before
     place.release.set()

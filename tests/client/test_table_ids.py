@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,17 @@ HASHED = [id_of_text(text) for text in TEXTS]
         (np.array([[1, 2], [3, 4]], np.int8), [1, 2, 3, 4]),
         (np.array([2**64 - 1], np.uint64), [2**64 - 1]),
         ([], []),
+        ([[], []], []),
+        ([2**64 - 1, -(2**63)], [2**64 - 1, 2**63]),
+        ((np.int8(-1), np.uint64(3)), [2**64 - 1, 3]),
+        ([np.array([1, 2]), [3, 4]], [1, 2, 3, 4]),
+        (np.array([3, 4], object), [3, 4]),
+        (bytearray(b"a"), [HASHED[0]]),
+        ([["a", "a\0"], [b"b", "\0"]], [id_of_text(text) for text in ("a", "a\0", "b", "\0")]),
+        (pa.array(["a", "a\0"], pa.string_view()), [id_of_text("a"), id_of_text("a\0")]),
+        (pa.array([b"a", b"a\0"], pa.binary_view()), [id_of_text("a"), id_of_text("a\0")]),
+        (pa.array([b"a"], pa.large_binary()), HASHED[:1]),
+        (pa.DictionaryArray.from_arrays(pa.array([0, 0]), pa.array(["a", None])), HASHED[::2][:2]),
         (TEXTS, HASHED),
         (np.array(TEXTS), HASHED),
         (pa.array(TEXTS), HASHED),
@@ -58,10 +70,44 @@ def test_lists_are_bags_and_nulls_are_marked() -> None:
     assert found_ids("t", pa.array(["a", None]).dictionary_encode()).nulls.tolist() == [False, True]
 
 
-@pytest.mark.parametrize("value", [[1.5], pa.array([1.0]), object(), pa.array([[1], None]), [None]])
-def test_anything_else_is_refused(value: Any) -> None:
-    with pytest.raises(UsageError, match="ids of table 't'"):
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ([1.5], "'float' object"),
+        (pa.array([1.0]), "are double"),
+        (object(), "'object' object"),
+        (pa.array([[1], None]), "lists that are null"),
+        ([None], "'NoneType' object"),
+        ([1, "a"], "must be all numbers or all texts, but some are str"),
+        ([["a"], [1]], "must be all numbers or all texts"),
+        (np.array([1, "a"], object), "must be all numbers or all texts"),
+        ([1, True], "some are bool"),
+        (np.array([True]), "are bool"),
+        ([[1, 2], [3]], "'list' object"),
+        ([2**64], "have 18446744073709551616, which does not fit into 64 bits"),
+        ([1, -(2**63) - 1], "does not fit into 64 bits"),
+        (["\ud800"], "surrogates not allowed"),
+        (np.ma.array([1, 2], mask=[False, True]), "are masked"),
+        ([np.ma.array([1, 2], mask=[False, True])], "are masked"),
+    ],
+)
+def test_anything_else_is_refused(value: Any, text: str) -> None:
+    with pytest.raises(UsageError, match=f"ids of table 't'.*{text}"):
         found_ids("t", value)
+
+
+def test_one_long_text_costs_no_memory() -> None:
+    tracemalloc.start()
+    try:
+        found_ids("t", ["x" * 100_000] + ["y"] * 1000)
+        assert tracemalloc.get_traced_memory()[1] < 10 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_nulls_of_a_dictionary_are_nulls() -> None:
+    column = pa.DictionaryArray.from_arrays(pa.array([0, 1, None]), pa.array(["a", None]))
+    assert found_ids("t", column).nulls.tolist() == [False, True, True]
 
 
 @pytest.mark.parametrize("count", [1, 3, 7])

@@ -286,7 +286,7 @@ def test_bags_and_padding_and_nulls_are_pulled_and_pushed_the_same_way() -> None
         one.step(0, {})
         one.begin(1)
         assert users.pull([1, 2, 7, 9])[:, 0].tolist() == [-1, -1 - 3, -1, 0]
-        assert users.pull(np.array([[1, 9]]), padding_idx=1).tolist() == [[[0, 0], [0, 0]]]
+        assert users.pull(np.array([[1, 9]]), padding_idx=1).tolist() == [[[-1, -1], [0, 0]]]
         assert np.allclose(users.pull([2], max_norm=1.0), -np.sqrt(0.5))
         assert users.pull(column, **(more | {"combiner": "max"}))[:, 0].tolist() == [-1, 0, -4]
         users.push(column, np.ones((3, 2), np.float32), **(more | {"combiner": "max"}))

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 
+from flightedl.adapters.clock import SystemClock
 from flightedl.client.probe import PUSH
+from flightedl.client.process import TrainerProcess
 from flightedl.client.waiting import Conversation, Waiting, Waits
+from flightedl.coordination.directory import Directory
+from flightedl.coordination.keys import JobKeys
+from flightedl.coordination.records import ServerRecord
 from flightedl.errors import JobFailedError, UnavailableError
-from flightedl.testing.clock import FakeClock
+from flightedl.ports import Put
+from tests.support.clock import FakeClock
+from tests.support.memory import MemoryCoordinator
 
 
 def test_a_wait_prints_its_reason_once_after_a_while(capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,3 +185,24 @@ def test_an_answer_that_arrives_while_its_absence_is_reported_ends_the_report() 
     clock.advance(6.0)
     waits.look()
     assert lines == ["pserver 0 to answer", ""]
+
+
+def test_a_trainer_that_joins_while_the_job_is_scaled_down_waits_for_those_pservers_that_remain() -> None:
+    coordinator, keys, clock = MemoryCoordinator(SystemClock()), JobKeys("demo"), FakeClock()
+    server = msgspec.json.encode(ServerRecord(address="127.0.0.1:1"))
+    coordinator.transact([], [Put(keys.ps_desired, b"2"), Put(keys.pserver(0), server)])
+    waiting = Waiting(clock, 5.0, 100.0, lambda _: None)
+    reasons: list[str] = []
+
+    def because(reason: str) -> None:
+        reasons.append(reason)
+        coordinator.transact([], [Put(keys.ps_desired, b"1")])
+        # Without the change, it would give up in time.
+        clock.advance(1.0)
+        Waiting.because(waiting, reason)
+
+    with Directory(coordinator, keys, SystemClock()) as directory:
+        assert directory.wait_until(lambda found: found.entry(keys.pserver(0)), 60.0)
+        waits = SimpleNamespace(because=because, pause=lambda: None, over=waiting.over)
+        TrainerProcess.wait_for_pservers(SimpleNamespace(directory=directory, waiting=lambda: waits), 2)
+    assert set(reasons) == {"1 of 2 pservers are missing: start them with `flightedl pserver`"}

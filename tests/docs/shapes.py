@@ -14,6 +14,8 @@ _RULES = (
     # The parts of a mode, and of the profile of trainers' time, depend on the run.
     (re.compile(r"^(mode +)?(Sync|Async|Bounded)\(.*?\)"), r"\1MODE"),
     (re.compile(r"^time .*"), "time"),
+    # Depends on which pserver registered first.
+    (re.compile(r" \(process pserver-\d+\)"), ""),
     (re.compile(r", \d+ copies assigned|(?<=accepted), now at version \d+"), ""),
     # The batches of a round.
     (re.compile(r"\d+/\d+/\d+(, \d+/\d+/\d+)*"), "BATCHES"),

@@ -15,6 +15,7 @@ import pytest
 import flightedl as fe
 from flightedl.adapters.storage import FsspecFiles
 from flightedl.client.arguments import dataset_declaration, indexed_declaration, mixture_declaration
+from flightedl.client.data.options import decoding
 from flightedl.client.data.transforms import Transform
 from flightedl.formats.chunk_index import ChunkIndex
 from flightedl.formats.dataset_spec import spec_of
@@ -23,7 +24,7 @@ from flightedl.formats.reader import Decode, first_records, read_task
 from flightedl.formats.recordio import RecordIO
 from flightedl.formats.stored_index import load_or_build
 from flightedl.messages.declarations import DatasetDeclaration
-from flightedl.testing.etcd_server import EtcdServer
+from tests.support.etcd_server import EtcdServer
 
 from .pages import PAGES, ROOT, examples
 
@@ -34,8 +35,8 @@ class DatasetOfOne:
     def __init__(
         self,
         declaration: DatasetDeclaration,
-        *,
         decode: Decode | None = None,
+        *,
         read_ahead_mb: int = 64,
         transform: Transform = lambda batch: batch,
     ) -> None:
@@ -62,8 +63,9 @@ class DatasetOfOne:
 
 def data_of_one(urls: object, **given: Any) -> DatasetOfOne:
     """Return the data declared by these arguments of ``job.dataset``."""
-    own = {name: given.pop(name) for name in ("decode", "read_ahead_mb", "transform") if name in given}
-    return DatasetOfOne(dataset_declaration(urls=urls, **given), **own)
+    own = {name: given.pop(name) for name in ("read_ahead_mb", "transform") if name in given}
+    decode = given.pop("decode", None)
+    return DatasetOfOne(*decoding(dataset_declaration(urls=urls, **given), decode), **own)
 
 
 class JobOfOne:
@@ -88,7 +90,7 @@ class JobOfOne:
         return DatasetOfOne(mixture_declaration(sources, stop, batch_size, seed, {}))
 
 
-API = ROOT / "docs" / "api.md"
+API, INDEX = ROOT / "docs" / "api.md", ROOT / "docs" / "index.md"
 
 
 @pytest.fixture(autouse=True)
@@ -124,6 +126,7 @@ def test_every_group_of_examples_is_run() -> None:
         ("api", "job"),
         ("api", "numbered"),
         ("api", "local"),
+        ("index", "front"),
         *(("data-only", g) for g in ("before", "ddp", "ddp-weighted", "accelerate", "lightning", "torchft")),
         ("frameworks", "jax"),
         *(("start", g) for g in ("data", "loop", "train")),
@@ -139,6 +142,9 @@ def test_examples_of_a_job_run(etcd: EtcdServer, job_name: str, folder: Path, mo
         monkeypatch.setenv("FLIGHTEDL_ETCD", etcd.address)
         monkeypatch.setenv("FLIGHTEDL_JOB", job_name)
         run(API, "job")
+    with fe.local(pservers=2, job=f"{job_name}-front", etcd=etcd.address):
+        monkeypatch.setenv("FLIGHTEDL_JOB", f"{job_name}-front")
+        run(INDEX, "front")
     assert {"model.npz", "model.arrow"} <= {path.name for path in folder.iterdir()}
 
 

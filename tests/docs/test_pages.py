@@ -23,7 +23,7 @@ from flightedl.messages.status import PserverStatusReply, StatusReply
 from flightedl.pserver.meter import MEASURES as OF_PSERVERS
 from flightedl.pserver.metrics import figures as pserver_figures
 from flightedl_tools.main import COMMANDS, command
-from flightedl_tools.site.reference import (
+from tools.generators.site.reference import (
     KINDS,
     SETTINGS,
     api,
@@ -173,7 +173,7 @@ def test_every_error_is_documented() -> None:
 
 def test_the_tables_of_settings_are_current() -> None:
     page = (ROOT / "docs" / "settings.md").read_text()
-    assert with_settings(page) == page, "run `python -m flightedl_tools.site.reference`"
+    assert with_settings(page) == page, "run `python -m tools.generators.site.reference`"
 
 
 @pytest.mark.parametrize("kind", SETTINGS.values(), ids=lambda kind: kind.__name__)

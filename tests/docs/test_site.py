@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from flightedl_tools.site.pages import CONTENTS, PAGES, adapted, name_of, with_reference, write_source
-from flightedl_tools.site.reference import markdown
+from tools.generators.site.pages import CONTENTS, PAGES, adapted, name_of, with_reference, write_source
+from tools.generators.site.reference import markdown
 
 from .pages import PAGES as DOCS
 from .pages import ROOT
@@ -32,6 +32,8 @@ def test_the_site_has_every_page_once() -> None:
         ("docs/api.md", "[a](torch.md#b)", "[a](torch.md#b)"),
         ("docs/api.md", "[a](../deploy/README.md#b)", "[a](deploy.md#b)"),
         ("deploy/README.md", "[a](../docs/api.md)", "[a](api.md)"),
+        ("docs/index.md", "[a](../flightedl)", '<a href="../flightedl/">a</a>'),
+        ("docs/alerts/index.md", "[a](../../flightedl)", '<a href="../../flightedl/">a</a>'),
         ("docs/architecture.md", "[`tasks.py`](../flightedl/domain/queue/tasks.py)", "`tasks.py`"),
         ("docs/api.md", "[a](#b) [c](https://example.org)", "[a](#b) [c](https://example.org)"),
         ("docs/api.md", "```python job\nx\n```", "```python\nx\n```"),
@@ -89,10 +91,13 @@ def test_the_recorded_terminal_shows_three_kills_and_a_complete_job() -> None:
 
 def test_the_index_has_the_order_of_the_site() -> None:
     text = (ROOT / "docs" / "index.md").read_text("utf-8")
-    targets = re.findall(r"(?<!!)\[[^\]]*\]\(([^)]+)\)", text)
+    front, rest = text.split("\n## ", 1)
+    targets = re.findall(r"(?<!!)\[[^\]]*\]\(([^)]+)\)", rest)
     listed = [posixpath.normpath(posixpath.join("docs", target)) for target in targets]
+    assert "](start.md)" in front
+    assert "](../README.md)" in front
     assert re.findall(r"^## (.*)$", text, re.MULTILINE) == list(CONTENTS)[1:]
-    assert listed[2:] == [page for pages in list(CONTENTS.values())[1:] for page in pages]
+    assert listed == [page for pages in list(CONTENTS.values())[1:] for page in pages]
 
 
 def test_the_site_has_the_reference_under_its_headings() -> None:

@@ -324,7 +324,7 @@ def test_a_network_alone_learns(small):
 def test_the_update_of_a_table_equals_that_of_the_pservers():
     """Compare with the reference formula of the kernels."""
     import flightedl as fe
-    from flightedl.testing.reference_updates import initial_slots, update_row
+    from tests.support.reference_updates import initial_slots, update_row
 
     training = Training(row_weight_decay=0.01)
     table = flights_alone.RowAdagrad(3, training, np.random.default_rng(0))

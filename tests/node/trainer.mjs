@@ -27,12 +27,13 @@ async function until(ask, isEnough) {
     throw new Error('no sufficient answer arrived');
 }
 
-/** Return the records of a JSON lines chunk. */
-async function recordsOf({ url, offset, size_bytes: size }) {
+/** Return the records of a JSON lines chunk, or of the part of it that starts after `skipped` records. */
+async function recordsOf({ url, offset, size_bytes: size, records }, skipped) {
     const file = await open(url);
     const { buffer } = await file.read(Buffer.alloc(Number(size)), 0, Number(size), Number(offset));
     await file.close();
-    return buffer.toString().split('\n').filter(Boolean).map((line) => JSON.parse(line));
+    const lines = buffer.toString().split('\n').filter(Boolean);
+    return lines.slice(skipped, skipped + Number(records)).map((line) => JSON.parse(line));
 }
 
 function tableOf(rows) {
@@ -76,7 +77,7 @@ export class Trainer {
 
     /** Request tasks. Returns the reply and, because at most one task is requested, the chunks of this task. */
     async ask(more) {
-        const table = await this.master.get({ verb: 'tasks', ...this.sender, ...more });
+        const table = await this.master.get({ verb: 'tasks', ...this.sender, reads_parts: true, ...more });
         const reply = parsed(table.schema.metadata.get('reply'));
         return { reply, retry_after_s: reply.retry_after_s, chunks: table.toArray().map((row) => row.toJSON()) };
     }
@@ -86,7 +87,8 @@ export class Trainer {
         const { attempt, epoch, position, task, first_batch: first, end_batch: end, batch_count: count } = piece;
         const joining = { ...this.sender, attempt };
         const { member } = await until(() => this.master.act('join', joining), (reply) => reply.member);
-        const records = (await Promise.all(chunks.map(recordsOf))).flat();
+        const found = chunks.map((chunk, number) => recordsOf(chunk, piece.parts.length ? piece.parts[number][0] : 0));
+        const records = (await Promise.all(found)).flat();
         const order = recordOrder(records.length, piece.seed, epoch, task);
         const size = Math.ceil(records.length / count);
         for (let batch = first; batch < end; batch += 1) {

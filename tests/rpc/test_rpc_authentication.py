@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,8 +11,15 @@ import pyarrow as pa
 import pytest
 from pyarrow import flight
 
+from flightedl.adapters.certificates import Member, create, renew
+from flightedl.adapters.etcd_access import EtcdAccess
+from flightedl.adapters.pem_files import FILES
+from flightedl.config import CommonSettings
 from flightedl.errors import AuthenticationError, FlightedlError, OutcomeUnknownError, UsageError
 from flightedl.rpc import Caller, Connection, Connector, Credentials, FlightServer, Role, Routes
+from flightedl.rpc.authentication import name_in_certificate
+from flightedl.rpc.errors import from_wire
+from flightedl.rpc.server import _warn_of_expiry
 
 from .rpc_support import BATCH, IDENTITY, SCHEMA, TIMEOUT_S, Handlers, command, options
 
@@ -246,3 +255,80 @@ def test_a_key_of_another_certificate_is_reported(certificates: Callable[[str], 
     (tmp_path / "key.pem").write_bytes((certificates("reader") / "key.pem").read_bytes())
     with pytest.raises(UsageError, match=r"key\.pem does not belong to cert\.pem"):
         Credentials.load(str(tmp_path), Role.TRAINER)
+
+
+def issue(directory: Path, monkeypatch: pytest.MonkeyPatch, begins_days: float, ends_days: float) -> Path:
+    """Issue a certificate that is valid in this range of days from now. Return its directory."""
+    members = [Member(Role.SERVER, name_in_certificate(IDENTITY.job, Role.SERVER), ("flightedl",))]
+    create(directory, members, days=1, authority_days=400)
+    now = dt.datetime.now(dt.UTC)
+    span = now + dt.timedelta(days=begins_days), now + dt.timedelta(days=ends_days)
+    monkeypatch.setattr("flightedl.adapters.certificates._span", lambda _: span)
+    renew(directory, members, days=1)
+    return directory / Role.SERVER
+
+
+@pytest.mark.parametrize(
+    ("begins_days", "ends_days", "text"),
+    [
+        (-30, -3, r"server/cert\.pem expired on \d{4}-\d\d-\d\d: run `flightedl certs renew`"),
+        (3, 30, r"server/cert\.pem is valid from \d{4}-\d\d-\d\d on: correct this machine's clock"),
+    ],
+    ids=["expired", "not yet valid"],
+)
+def test_a_certificate_that_is_not_valid_now_is_named_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begins_days: float, ends_days: float, text: str
+) -> None:
+    place = issue(tmp_path, monkeypatch, begins_days, ends_days)
+    with pytest.raises(UsageError, match=text):
+        Credentials.load(str(tmp_path), Role.SERVER)
+    with pytest.raises(UsageError, match=text):
+        EtcdAccess.of(CommonSettings(etcd_tls_dir=str(place)))
+
+
+@pytest.mark.parametrize("ends_days", [6.9, 7.1])
+def test_a_certificate_that_expires_within_a_week_is_named_at_the_start_and_daily(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    serve: Callable[..., FlightServer],
+    handlers: Handlers,
+    ends_days: float,
+) -> None:
+    issue(tmp_path, monkeypatch, -30, ends_days)
+    monkeypatch.setattr("flightedl.rpc.server._LOOKS_A_DAY", 1)
+    credentials = Credentials.load(str(tmp_path), Role.SERVER)
+    looks = threading.Semaphore(0)
+    monkeypatch.setattr("flightedl.rpc.server._warn_of_expiry", lambda path: (_warn_of_expiry(path), looks.release()))
+    serve(handlers.routes(), credentials=credentials)
+    assert looks.acquire(timeout=20)
+    assert looks.acquire(timeout=20)
+    named = [each.getMessage() for each in caplog.records if "server/cert.pem expires on" in each.getMessage()]
+    assert (len(named) >= 3) == (ends_days < 7), "once at the start, and twice by the server"
+    assert bool(named) == (ends_days < 7)
+
+
+def test_the_sentence_about_an_expired_certificate_is_not_cut(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    serve: Callable[..., FlightServer],
+    handlers: Handlers,
+) -> None:
+    place = issue(tmp_path, monkeypatch, -30, -3)
+    expired = Credentials(*((place / name).read_bytes() for name in FILES))
+    server = serve(handlers.routes(), credentials=expired)
+    connection = Connection(server.address, expected=IDENTITY, caller=Caller("t", "t"), credentials=expired)
+    with connection, pytest.raises(AuthenticationError) as caught:
+        connection.action("echo", b"x", timeout_s=TIMEOUT_S)
+    text = "no secure connection, check both sides' certificates: certificate verify failed: certificate has expired"
+    assert str(caught.value) == f"echo at {server.address}: {text}"
+
+
+def test_the_end_of_a_long_message_about_certificates_is_kept() -> None:
+    message = (
+        "failed to connect to all addresses; last error: UNKNOWN: " + "ipv6:%5Bfd00::1%5D:1: " * 40 + "Ssl handshake "
+        "failed: SSL_ERROR_SSL: error:0A000086:SSL routines::certificate verify failed: certificate has expired"
+    )
+    found = from_wire(flight.FlightUnavailableError(message), doing="a call")
+    assert isinstance(found, AuthenticationError)
+    assert str(found).endswith("certificates: certificate verify failed: certificate has expired")

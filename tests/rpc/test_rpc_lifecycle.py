@@ -171,7 +171,7 @@ def test_memory_of_a_refused_message_is_returned_to_the_system(
     """Twice, because the call still has its memory when the server looks for the first time."""
     returned: list[int] = []
     monkeypatch.setattr("flightedl.rpc.server._WATCH_INTERVAL_S", 0.002)
-    monkeypatch.setattr("flightedl.rpc.server.give_back", returned.append)
+    monkeypatch.setattr("flightedl.process.machine.give_back", returned.append)
     server = serve(handlers.routes(), limits=Limits(kept_free_bytes=7))
     for error in (MessageError("the sizes are wrong"), NotReadyError("not yet")):
         handlers.failures.append(error)

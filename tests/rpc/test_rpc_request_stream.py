@@ -26,7 +26,7 @@ from flightedl.rpc.identity import sealed, unsealed
 from flightedl.rpc.request_stream import RequestStream
 from flightedl.rpc.reuse import HeldStream, ReusableExchange
 from flightedl.rpc.routes import NO_COLUMNS
-from flightedl.testing.clock import FakeClock
+from tests.support.clock import FakeClock
 
 from .rpc_support import BATCH, CALLER, IDENTITY, SCHEMA, TIMEOUT_S, Handlers, command, eventually, options
 

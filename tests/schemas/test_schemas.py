@@ -25,7 +25,7 @@ from flightedl.pserver.flight import PserverFlight
 from flightedl.rpc.routes import Routes
 from flightedl.wire.parts import decode_message
 from flightedl.wire.rows import decode_rows
-from flightedl_tools import schemas
+from tools.generators import schemas
 
 
 @pytest.mark.parametrize("name", flightedl_schemas.NAMES)

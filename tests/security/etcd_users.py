@@ -8,7 +8,7 @@ import etcd3.etcdrpc as rpc
 from etcd3.etcdrpc.auth_pb2 import Permission
 
 from flightedl.coordination.keys import JobKeys
-from flightedl.testing.etcd_server import EtcdServer
+from tests.support.etcd_server import EtcdServer
 
 TIMEOUT_S = 5.0
 

@@ -15,7 +15,7 @@ from flightedl.adapters.etcd_access import EtcdAccess
 from flightedl.coordination.keys import JobKeys
 from flightedl.errors import AuthenticationError, FlightedlError, UnavailableError, UsageError
 from flightedl.ports import Put
-from flightedl.testing.etcd_server import EtcdServer
+from tests.support.etcd_server import EtcdServer
 
 from .etcd_users import enable
 

@@ -26,8 +26,8 @@ from flightedl.launch.cluster import LocalCluster
 from flightedl.launch.programs import TrainerProgram
 from flightedl.launch.status import JobStatus
 from flightedl.messages.checkpoints import CheckpointRequest
-from flightedl.testing.etcd_server import EtcdServer
 from flightedl_tools.main import run_command_line
+from tests.support.etcd_server import EtcdServer
 
 from .etcd_users import enable
 

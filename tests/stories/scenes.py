@@ -17,11 +17,11 @@ from flightedl.domain.checkpoint.values import CheckpointSettings
 from flightedl.domain.consistency.modes import Async
 from flightedl.recording.reader import recordings_in
 from flightedl.recording.story import story, subject_of, text_of
-from flightedl.testing.simulation.cluster import Cluster
-from flightedl.testing.simulation.job import JobShape
-from flightedl.testing.simulation.scenario import Scenario
-from flightedl.testing.simulation.trainer import Trainer
-from flightedl.testing.simulation.world import NetworkFaults, Process
+from tests.simulation.cores.cluster import Cluster
+from tests.simulation.cores.job import JobShape
+from tests.simulation.cores.scenario import Scenario
+from tests.simulation.cores.trainer import Trainer
+from tests.simulation.cores.world import NetworkFaults, Process
 
 #: Seconds without a moment after which a story mentions the pause.
 _PAUSE_S = 1.0

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import socket
 import threading
 
 import msgspec
@@ -17,6 +15,7 @@ from flightedl.errors import FlightedlError, UsageError
 from flightedl.messages.decoding import from_json
 from flightedl.messages.feed import CONSUMER_NAME
 from flightedl.ports import Clock, Coordinator
+from flightedl.process import machine
 
 #: Seconds between two attempts to claim the name, and seconds to wait after a dead process's lease has ended.
 _RETRY_S = 0.2
@@ -53,7 +52,7 @@ class ConsumerName:
         self._clock = clock
         self._key = keys.consumer(name)
         self._ttl_s = ttl_s
-        self._value = msgspec.json.encode(ServerRecord(address="", name=socket.gethostname(), pid=os.getpid()))
+        self._value = msgspec.json.encode(ServerRecord(address="", name=machine.host_name(), pid=machine.process_id()))
         self._stop = threading.Event()
         deadline = clock.now() + ttl_s + _GRACE_S
         while (held := HeldKey.claim(coordinator, clock, self._key, self._value, ttl_s, self._claim_again)) is None:

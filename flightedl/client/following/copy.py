@@ -63,14 +63,17 @@ class FollowedModel:
 
     Args:
         plan: Plan of the model.
+        life: As for ``FollowedFeeds``.
     """
 
-    def __init__(self, plan: ShardPlan) -> None:
+    def __init__(self, plan: ShardPlan, life: int = 0) -> None:
         self.plan = plan
+        #: Pserver -> newest instant at which its part of the copy is known to have been up to date.
+        self.fresh: dict[int, float] = {}
         #: Number of blocks and buckets.
         self._count = plan.block_count + (BUCKETS if plan.tables else 0)
         self._lock = threading.Lock()
-        self._feeds = FollowedFeeds()
+        self._feeds = FollowedFeeds(life)
         self._dtypes = {spec.name: array_dtype(spec.dtype) for spec in plan.parameters}
         #: Flat arrays. When a parameter changes, a new array replaces the old one.
         self._arrays = {spec.name: np.zeros(spec.size, self._dtypes[spec.name]) for spec in plan.parameters}
@@ -80,6 +83,11 @@ class FollowedModel:
         #: Kinds and names of changes whose values are float32, unless they were rounded for sending.
         self.floats = {("values", spec.name) for spec in plan.parameters if spec.dtype == "float32"}
         self.floats |= {("rows", spec.name) for spec in plan.tables if spec.dtype == "float32"}
+
+    @property
+    def life(self) -> int:
+        """Life of the model to which the copy belongs; 0 if it is not known yet."""
+        return self._feeds.life
 
     def since(self, server: int) -> Position | None:
         """Return the position after which a pserver's changes are needed; None to request a base."""

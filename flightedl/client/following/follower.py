@@ -11,20 +11,18 @@ import contextlib
 import logging
 import threading
 from collections.abc import Iterator, Mapping
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from flightedl.adapters.clock import SystemClock
-from flightedl.adapters.etcd import EtcdCoordinator
-from flightedl.adapters.etcd_access import EtcdAccess
 from flightedl.client.connections import Servers
 from flightedl.client.following.consumer import ConsumerName
 from flightedl.client.following.copy import FollowedModel
 from flightedl.client.tables.ids import found_ids
 from flightedl.config import CommonSettings, settings
+from flightedl.coordination.coordinators import open_coordinator
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.lives import JobCoordinator
@@ -37,6 +35,7 @@ from flightedl.messages.declarations import JobDeclaration
 from flightedl.messages.feed import ChangesHeader, ChangesTicket
 from flightedl.ports import Clock
 from flightedl.process import tuning as process_tuning
+from flightedl.process.fork_guard import GUARD
 from flightedl.rpc.authentication import Role
 from flightedl.rpc.client import Connection
 from flightedl.rpc.connector import Connector
@@ -140,17 +139,17 @@ class Follower(Mapping[str, npt.NDArray[Any]]):
         self._changed = threading.Condition()
         self._lock = threading.Lock()
         self._model: FollowedModel | None = None
+        #: The copy that users keep until ``_model`` is complete; None if they use ``_model``.
+        self._former: FollowedModel | None = None
         self._declared = b""
         self._threads: dict[int, threading.Thread] = {}
-        #: Pserver -> newest instant at which its part of the copy is known to have been up to date.
-        self._fresh: dict[int, float] = {}
         self._trouble = ""
         #: Held by the thread that stops at a checkpoint.
         self._stopping = threading.Lock()
         self._is_stopping = False
         #: Pservers from which no changes are requested for now.
         self._stopped: set[int] = set()
-        self._coordinator = JobCoordinator(EtcdCoordinator(EtcdAccess.of(chosen), clock=self._clock), self._keys)
+        self._coordinator = JobCoordinator(open_coordinator(chosen, clock=self._clock), self._keys)
         self._consumer: ConsumerName | None = None
         if name is not None:
             try:
@@ -162,6 +161,7 @@ class Follower(Mapping[str, npt.NDArray[Any]]):
         self._servers = Servers(chosen.job, self._directory, connector)
         self._directory.subscribe(self._look)
         self._look()
+        GUARD.register(self._servers)
 
     # users
 
@@ -186,9 +186,8 @@ class Follower(Mapping[str, npt.NDArray[Any]]):
     @property
     def age_s(self) -> float:
         """Age of the copy, in seconds: the longest time since a pserver was last known to have no newer changes."""
-        count = self.model().plan.pserver_count
-        now = self._clock.now()
-        return max((now - self._fresh.get(server, 0.0) for server in range(count)), default=0.0)
+        model, now = self.model(), self._clock.now()
+        return max((now - model.fresh.get(server, 0.0) for server in range(model.plan.pserver_count)), default=0.0)
 
     def wait(self, timeout_s: float = 60.0) -> Self:
         """Wait until the copy is complete, and return the follower.
@@ -235,6 +234,7 @@ class Follower(Mapping[str, npt.NDArray[Any]]):
         return model.checkpoint
 
     def _wait_for(self, is_true: Any, timeout_s: float) -> None:
+        GUARD.check()
         deadline = self._clock.now() + timeout_s
         with self._changed:
             while not is_true():
@@ -246,19 +246,20 @@ class Follower(Mapping[str, npt.NDArray[Any]]):
 
     def model(self) -> FollowedModel:
         """Return the current copy. Raises NotFoundError if the model is not known yet."""
-        if self._model is None:
+        model = self._former or self._model
+        if model is None:
             raise NotFoundError("the follower knows no model yet: call wait() first")
-        return self._model
+        return model
 
     def close(self) -> None:
         """Stop following. The copy remains readable."""
+        if GUARD.is_forked:
+            return
+        GUARD.forget(self._servers)
         self._stop.set()
         self._directory.close()
-        threads = list(self._threads.values())
-        for server in self._threads:
-            with contextlib.suppress(FlightedlError):
-                self._servers.pserver(server)[1].abort_calls()
-        for thread in threads:
+        self._servers.abort_calls()
+        for thread in list(self._threads.values()):
             thread.join()
         self._servers.close()
         if self._consumer is not None:
@@ -268,9 +269,7 @@ class Follower(Mapping[str, npt.NDArray[Any]]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # the threads
@@ -287,7 +286,7 @@ class Follower(Mapping[str, npt.NDArray[Any]]):
         with self._lock:
             self._declared = entry.value
             if self._model is None or not self._model.plan.has_same_cut(plan):
-                self._model = FollowedModel(plan)
+                self._begin(FollowedModel(plan, 0 if self._model is None else self._model.life))
             else:
                 self._model.plan = plan
             for server in range(plan.pserver_count):
@@ -297,9 +296,16 @@ class Follower(Mapping[str, npt.NDArray[Any]]):
                     self._threads[server] = thread
                     thread.start()
 
+    def _begin(self, empty: FollowedModel) -> None:
+        """Fill an empty copy. Users keep the present copy until the new one is complete. The caller holds the lock."""
+        if self._model is not None and self._model.is_complete:
+            self._former = self._model
+        self._model = empty
+
     def _follow(self, server: int) -> None:
         while not self._stop.is_set():
-            model = self.model()
+            model = self._model
+            assert model is not None, "threads begin with the first model"
             if server >= model.plan.pserver_count:
                 self._stop.wait(_RETRY_S)
                 continue
@@ -363,13 +369,19 @@ class Follower(Mapping[str, npt.NDArray[Any]]):
         if not received.is_complete:
             raise MessageError("the end of a message of the feed is missing")
         use = model.apply(server, received)
+        if use is Use.START_OVER:
+            with self._lock:
+                if model is self._model:
+                    self._begin(FollowedModel(model.plan, header.position.life))
         if model is not self._model or use is Use.ASK_AGAIN:
             return False
         has_changes = header.position != since
         with self._changed:
             # Without changes, the copy was still up to date when the pserver answered.
-            if header.checkpoint is None:
-                self._fresh[server] = asked if has_changes else self._clock.now()
+            if header.checkpoint is None and use is Use.APPLY:
+                model.fresh[server] = asked if has_changes else self._clock.now()
+            if self._former is not None and model.is_complete:
+                self._former = None
             self._trouble = ""
             self._changed.notify_all()
         return has_changes

@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from flightedl.adapters.storage import FsspecFiles, without_credentials
+from flightedl.adapters.storage import FsspecFiles
 from flightedl.client.arguments import declared_arrays
 from flightedl.client.connections import SLICE_S, persistently
 from flightedl.client.model.election import elect_and_initialize
 from flightedl.client.model.parameters import Parameters
-from flightedl.client.model.saving import ModelSaves
+from flightedl.client.model.saving import ModelSaves, Saved
 from flightedl.client.model.trees import Tree, tree_of
 from flightedl.client.once import Once
 from flightedl.client.participation import Participation
@@ -25,6 +25,7 @@ from flightedl.client.tables.requests import DistinctIds, kernels
 from flightedl.client.tables.table import Column, Table, asked_of
 from flightedl.coordination.directory import Directory
 from flightedl.domain.consistency.modes import Mode, Sync
+from flightedl.domain.data_urls import without_credentials
 from flightedl.domain.model.optimizers import SGD, Optimizer
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import ShardPlan, placed, plan_for
@@ -32,7 +33,7 @@ from flightedl.domain.retries import is_transient
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.domain.trainer.first_values import FollowedElection
 from flightedl.domain.trainer.steps import Steps
-from flightedl.errors import DeclarationError, FlightedlError, UnavailableError, UsageError
+from flightedl.errors import DeclarationError, FlightedlError, StalePlacementError, UnavailableError, UsageError
 from flightedl.formats.model_files import format_of
 from flightedl.kernels.half_precision import check_kind
 from flightedl.messages.base import decode, encode
@@ -261,6 +262,7 @@ class JobModel:
             error_feedback,
             lambda *given: recorded(process.recorder, {"trainer": process.trainer}, Steps, *given),
             unclipped=rule.unclipped(spec.name for spec in plan.parameters),
+            assigned=rule.assigned(spec.name for spec in plan.parameters),
             tree=tree,
             probe=process.probe,
             newest_plan=self._newest_plan,
@@ -283,7 +285,7 @@ class JobModel:
 
         return self._process.directory.wait_until(newer, wait_s) or plan
 
-    def save(self, target: str, form: str, *, server: bool, once: Once | None) -> bool:
+    def save(self, target: str, form: str, *, server: bool, once: Once | None) -> Saved:
         """Write the model to one file, unless another trainer does. Raises the same errors as ``Job.save_model``."""
         parameters = self._parameters
         if parameters is None:
@@ -312,7 +314,7 @@ class JobModel:
 
         return self._saves.save(target, self._participation.epoch, write)
 
-    def save_table(self, name: str, target: str, *, has_slots: bool) -> bool:
+    def save_table(self, name: str, target: str, *, has_slots: bool) -> Saved:
         """Write a table's rows to one file, on one of the trainers. Raises the same errors as ``Table.export``."""
         self.require_declared()
 
@@ -330,9 +332,11 @@ class JobModel:
 
         schema = schema_of(self._tables[name].spec, has_slots=has_slots)
         lost: list[FlightedlError] = []
-        plan = self.require_declared().plan
 
         def batches() -> Iterator[pa.RecordBatch]:
+            # If buckets move before all pservers have answered, one of them rejects the plan, and all rows are read
+            # again. Otherwise rows could be missing, or be read from two pservers.
+            plan = self._newest_plan(self.require_declared().plan, 0.0)
             for index in range(plan.pserver_count):
                 try:
                     yield from self._rows_of(index, plan.hash, name, schema, has_slots=has_slots)
@@ -346,7 +350,7 @@ class JobModel:
                 write_file(target, file_of(schema, batches()), require)
                 break
             except FlightedlError as error:
-                if error not in lost or not is_transient(error):
+                if error not in lost or not (is_transient(error) or isinstance(error, StalePlacementError)):
                     raise
                 waiting.because(error)
             waiting.pause()

@@ -23,7 +23,7 @@ that fit into the processor's cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -44,9 +44,14 @@ Floats = npt.NDArray[np.float32]
 
 
 class GradientSums:
-    """The gradient sum that one trainer is accumulating."""
+    """The gradient sum that one trainer is accumulating.
 
-    def __init__(self) -> None:
+    Args:
+        assigned: Parameters whose newest value replaces the earlier ones instead of being added to them.
+    """
+
+    def __init__(self, assigned: Collection[str] = ()) -> None:
+        self._assigned = assigned
         self._identity: object = None
         self._sums: dict[str, npt.NDArray[Any]] = {}
         #: Dtypes of the gradients.
@@ -60,6 +65,9 @@ class GradientSums:
             return
         for name, gradient in gradients.items():
             total = self._sums.get(name)
+            if name in self._assigned:
+                self._sums[name], self._dtypes[name] = gradient.copy(), gradient.dtype
+                continue
             if total is None:
                 is_short = gradient.dtype.itemsize == ITEM_BYTES
                 total = self._sums[name] = np.zeros(gradient.shape, np.float32 if is_short else gradient.dtype)
@@ -73,7 +81,7 @@ class GradientSums:
             return {}
         gradients: dict[str, Array] = {}
         for name, total in sums.items():
-            if name in divisors:
+            if name in divisors and name not in self._assigned:
                 total /= divisors[name]  # noqa: PLW2901 - in place, because the sum is dropped
             with np.errstate(over="ignore"):
                 gradients[name] = total.astype(self._dtypes[name], copy=False)

@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from flightedl.adapters.storage import FsspecFiles, open_storage, without_credentials
+from flightedl.adapters.storage import FsspecFiles, open_storage
 from flightedl.client.arguments import url_of
 from flightedl.coordination.checkpoint_places import specs_of
 from flightedl.domain.checkpoint.manifest import Manifest, candidates
+from flightedl.domain.data_urls import without_credentials
 from flightedl.errors import CorruptError, DataError, UsageError
 from flightedl.formats.checkpoint_files import found_checkpoints, load_parameters
 from flightedl.formats.model_files import format_of, read_model

@@ -23,7 +23,7 @@ from flightedl.client.connections import Servers
 from flightedl.client.model.kept import ErrorFeedback, GradientSums
 from flightedl.client.model.layout import ModelLayout, Owners
 from flightedl.client.model.lending import Show
-from flightedl.client.model.shard_client import Sender, ShardClient
+from flightedl.client.model.shard_client import ShardClient
 from flightedl.client.model.step_plan import Outgoing, StepPlans
 from flightedl.client.model.trees import Tree
 from flightedl.client.model.values import ModelValues
@@ -36,14 +36,16 @@ from flightedl.domain.consistency.modes import Mode
 from flightedl.domain.model.settings import Limits, checked
 from flightedl.domain.model.sharding import Block, ShardPlan
 from flightedl.domain.trainer.batches import Batch, BatchState, CurrentBatch
-from flightedl.domain.trainer.membership import Begun, TrainerMembership
+from flightedl.domain.trainer.membership import Begun
 from flightedl.domain.trainer.steps import Added, Done, Effect, Next, PrepareSum, Steps, carried_out
 from flightedl.domain.trainer.transfers import Transfer
 from flightedl.errors import FlightedlError, GradientError, UnavailableError, UsageError
 from flightedl.ports import Clock
 from flightedl.process import tracing
+from flightedl.process.fork_guard import GUARD
 
 if TYPE_CHECKING:
+    from flightedl.client.participation import Participation
     from flightedl.kernels.compiled import HalfKernels
 
 Array = npt.NDArray[np.generic]
@@ -51,13 +53,6 @@ _log = logging.getLogger(__name__)
 #: Pause in seconds between two pushes to blocks that are about to move.
 _PLACEMENT_PAUSE_S = 0.005
 _NO_GRADIENTS: Mapping[str, npt.ArrayLike] = MappingProxyType({})
-
-
-class Scope(Sender, Protocol):
-    """The identity and membership with which gradients are pushed."""
-
-    @property
-    def membership(self) -> TrainerMembership: ...
 
 
 class Listener(Protocol):
@@ -89,6 +84,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         clock: Clock for the deadlines of streams.
         steps: Creates the state machine; see ``Steps``.
         unclipped: Parameters to which ``clip_norm`` does not apply.
+        assigned: Parameters to which new values are pushed instead of gradients.
         tree: The containers with which the model was declared; None for a mapping of arrays.
         probe: Times of the loop's activities; None to create one.
         newest_plan: Called when a pserver lacks some blocks. Returns the plan with the newest known owners. Waits a few
@@ -100,7 +96,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         plan: ShardPlan,
         mode: Mode,
         servers: Servers,
-        scope: Scope,
+        scope: Participation,
         waiting: Callable[[], Waiting],
         clock: Clock,
         clip_norm: float | None = None,
@@ -108,6 +104,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         error_feedback: bool = False,
         steps: Callable[[Sequence[Sequence[int]], Mode, Sequence[range], int], Steps] = Steps,
         unclipped: Collection[str] = (),
+        assigned: Collection[str] = (),
         tree: Tree | None = None,
         probe: StepProbe | None = None,
         newest_plan: Callable[[ShardPlan, float], ShardPlan] | None = None,
@@ -145,7 +142,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         #: The layout that the next operation will use.
         self._next_layout = self._layout
         self._swapping = threading.Lock()
-        self._sums = GradientSums()
+        self._sums = GradientSums(assigned)
         #: Batches whose state has changed since the last report to the loop.
         self._changed: list[BatchState] = []
         self._listener: Listener | None = None
@@ -400,10 +397,12 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             self.run(self.steps.pull(keys, as_reader=as_reader))
 
     def where(self) -> str:
+        """Return a description of the current batch for use in messages."""
         return f"{self.steps.current or 'no batch'}"
 
     @property
     def current_batch(self) -> CurrentBatch | None:
+        """The batch on which the user's code is working."""
         return self.steps.current
 
     def push_rows(self, table: int, ids: Ids, gradients: npt.NDArray[np.float32]) -> None:
@@ -510,6 +509,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
     # one batch to all pservers
 
     def _require_open(self) -> None:
+        GUARD.check()
         if self._closed:
             raise UsageError(self._closed)
         if self._next_layout is not self._layout:
@@ -520,7 +520,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         self.steps.rejected(error)
 
     def _push(self, gradients: Mapping[str, npt.ArrayLike], *, is_complete: bool) -> None:
-        if self._closed or self._next_layout is not self._layout:
+        if self._closed or GUARD.is_forked or self._next_layout is not self._layout:
             self._require_open()
         steps, current = self.steps, self.steps.current or self._require_current()
         if self._tree is not None and gradients is not _NO_GRADIENTS:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from msgspec.json import encode
 
@@ -44,23 +44,12 @@ from flightedl.rpc.client import Connection
 from flightedl.wire.parts import PARTS_LIMIT, STEP_END, ReceivedBlocks, parts_of
 from flightedl.wire.rows import OutgoingBlocks, decode_batch
 
+if TYPE_CHECKING:
+    from flightedl.client.participation import Participation
+
 _SLICE_S = 2.0
 _STREAM_S = 30.0
 _NONE, _PARTLY_APPLIED = Outcome.NONE, Outcome.PARTLY_APPLIED
-
-
-class Sender(Protocol):
-    """The identity with which a trainer pushes and pulls."""
-
-    @property
-    def trainer(self) -> str: ...
-
-    @property
-    def generation(self) -> int: ...
-
-    def require_final(self, index: int, generation: int) -> None:
-        """Raise an error if the job has ended, no batch is current, and this pserver process lacks the final values."""
-        ...
 
 
 class ShardClient:
@@ -87,7 +76,7 @@ class ShardClient:
         plan: ShardPlan,
         values: ModelValues,
         servers: Servers,
-        sender: Sender,
+        sender: Participation,
         waiting: Callable[[], Waiting],
         clock: Clock,
         steps: Steps,

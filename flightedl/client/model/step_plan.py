@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
+from flightedl.client.arguments import unmasked
 from flightedl.client.model.kept import ErrorFeedback
 from flightedl.client.tables.traffic import RowMessages
 from flightedl.domain.model.parameters import STORAGE_DTYPES
@@ -342,7 +343,7 @@ class StepPlans:
             if declared is None:
                 raise GradientError(self.unknown(name))
             try:
-                array = np.asarray(value)
+                array = np.asarray(unmasked(value))
             except (TypeError, ValueError, RuntimeError) as error:
                 raise GradientError(f"the gradient of {name!r} is not an array: {error!s:.160}") from None
             if array.shape != declared.shape:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import index
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,8 @@ Ids = npt.NDArray[np.uint64]
 #: NumPy has a single object for each of these types, so they can be compared by identity, which is faster.
 _INT64, _UINT64 = np.dtype(np.int64), np.dtype(np.uint64)
 _PLAIN_COLUMNS = (pa.Int64Array, pa.UInt64Array)
+#: Arrow's types of texts.
+_TEXTS = {"string", "large_string", "string_view", "binary", "large_binary", "binary_view"}
 
 
 class FoundIds(NamedTuple):
@@ -71,21 +74,34 @@ def found_ids(table: str, value: Any) -> FoundIds:
         value = value.combine_chunks()
     if isinstance(value, pa.Array):
         return _of_arrow(table, value)
+    value = bytes(value) if isinstance(value, bytearray) else value
+    is_plain = isinstance(value, list | tuple | str | bytes)
+    if any(isinstance(each, np.ma.MaskedArray) for each in (value if is_plain else [value])):
+        raise UsageError(
+            f"ids of table {table!r} are masked, which arrays cannot express: pass an Arrow column with nulls"
+        )
     try:
-        array = np.asarray(value)
+        # As objects, elements keep their types: NumPy would convert integers next to texts, and cut off NULs.
+        array = np.asarray(value, object if is_plain else None)
+        return FoundIds(_of_array(table, array.reshape(-1)), shape=array.shape)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"ids of table {table!r} are not an array: {error!s:.120}") from None
-    return FoundIds(_of_array(table, array.reshape(-1)), shape=array.shape)
+        raise UsageError(f"ids of table {table!r} must be whole numbers or texts: {error!s:.120}") from None
 
 
 def _of_array(table: str, array: npt.NDArray[Any]) -> Ids:
     if array.dtype.kind in "iu":
         return np.ascontiguousarray(as_ids(array))
-    if array.dtype.kind in "US" or (array.dtype.kind == "O" and all(isinstance(each, str | bytes) for each in array)):
-        return ids_of_texts(array.tolist())
-    if not array.size:
-        return np.empty(0, np.uint64)
-    raise UsageError(f"ids of table {table!r} are {array.dtype}, but must be whole numbers or texts")
+    if array.size and array.dtype.kind not in "USTO":
+        raise UsageError(f"ids of table {table!r} are {array.dtype}, but must be whole numbers or texts")
+    elements = array.tolist()
+    if all(isinstance(each, str | bytes) for each in elements):
+        return ids_of_texts(elements)
+    if kinds := {type(each).__name__ for each in elements if isinstance(each, str | bytes | bool | np.bool_)}:
+        raise UsageError(f"ids of table {table!r} must be all numbers or all texts, but some are {', '.join(kinds)}")
+    numbers = [index(each) for each in elements]
+    if outside := [each for each in numbers if not -(1 << 63) <= each < 1 << 64]:
+        raise UsageError(f"ids of table {table!r} have {outside[0]}, which does not fit into 64 bits")
+    return np.array([each & ((1 << 64) - 1) for each in numbers], np.uint64)
 
 
 def _of_arrow(table: str, column: pa.Array) -> FoundIds:
@@ -102,14 +118,17 @@ def _of_arrow(table: str, column: pa.Array) -> FoundIds:
         nulls = np.asarray(places.is_null()) if places.null_count else None
         chosen = np.asarray(places.fill_null(0) if places.null_count else places)
         ids = known.ids[chosen] if len(known.ids) else np.zeros(len(column), np.uint64)
+        if known.nulls is not None:
+            found = known.nulls[chosen] if nulls is None else nulls | known.nulls[chosen]
+            nulls = found if found.any() else None
         return FoundIds(ids, nulls, shape=(len(column),))
     nulls = np.asarray(column.is_null()) if column.null_count else None
     if pa.types.is_integer(kind):
         filled = column.fill_null(0) if column.null_count else column
         return FoundIds(_of_array(table, filled.to_numpy(zero_copy_only=False)), nulls, shape=(len(column),))
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_binary(kind):
-        # Equal strings are hashed only once.
-        encoded = column.dictionary_encode()
+    if str(kind) in _TEXTS:
+        # Equal strings are hashed only once. Arrow cannot encode views.
+        encoded = column.cast(pa.large_binary()).dictionary_encode()
         texts = ids_of_texts(encoded.dictionary.to_pylist())
         chosen = np.asarray(encoded.indices.fill_null(0))
         ids = texts[chosen] if len(texts) else np.zeros(len(column), np.uint64)

@@ -18,6 +18,7 @@ Array = npt.NDArray[np.generic]
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.uint64]
 Places = npt.NDArray[np.int64]
+_NO_IDS: Ids = np.empty(0, np.uint64)
 
 
 @cache
@@ -40,11 +41,12 @@ class DistinctIds:
     Args:
         ids: (n,) ids as given by the user.
         numbered: ``ids`` and ``places`` if they are known already. They are not copied.
+        optional: Further ids to look up, such as that of a padding. They read as zeros if they have no row.
     """
 
-    __slots__ = ("_is_distinct", "given", "ids", "places")
+    __slots__ = ("_is_distinct", "given", "ids", "optional", "places")
 
-    def __init__(self, ids: Ids, numbered: tuple[Ids, Places] | None = None) -> None:
+    def __init__(self, ids: Ids, numbered: tuple[Ids, Places] | None = None, optional: Ids = _NO_IDS) -> None:
         if numbered is None:
             counts = np.array([len(ids)])
             ids, distinct, places = _numbered([ids], counts)
@@ -53,7 +55,11 @@ class DistinctIds:
         self.given = ids
         #: (m,) distinct ids in the order of their first occurrence, and (n,) the index of each requested id among them.
         self.ids, self.places = numbered
-        self._is_distinct = len(self.ids) == len(ids)
+        self._is_distinct = len(self.ids) == len(ids) and not optional.size
+        #: The optional ids. They are the first in ``ids``, even if they were requested as well.
+        self.optional = optional
+        if optional.size:
+            self.ids, self.places = np.concatenate([optional, self.ids]), self.places + len(optional)
 
     @classmethod
     def of_each(cls, many: Sequence[Ids]) -> list[DistinctIds]:
@@ -69,9 +75,10 @@ class DistinctIds:
             at, first = end, last
         return found
 
-    def is_of(self, ids: Ids) -> bool:
+    def is_of(self, ids: Ids, optional: Ids = _NO_IDS) -> bool:
         """True if the request consists of exactly these ids, in the same order."""
-        return len(ids) == len(self.given) and bool(kernels().are_equal(ids, self.given))
+        is_same = len(ids) == len(self.given) and bool(kernels().are_equal(ids, self.given))
+        return is_same and (optional is self.optional or np.array_equal(optional, self.optional))
 
     def spread(self, rows: Floats) -> Floats:
         """Copy the (m, dim) rows of the distinct ids to (n, dim) rows, one for each requested id."""
@@ -83,13 +90,14 @@ class DistinctIds:
         return found
 
     def summed(self, gradients: Floats) -> tuple[Floats, int]:
-        """Sum the contiguous (n, dim) gradients of the requested ids by id.
+        """Sum the contiguous (n, dim) gradients of the requested ids by id, except the optional ids.
 
         Returns:
             (m, dim) sums, allocated by ``new_gradients``; and the index of the first row with NaN or infinity, or -1.
         """
-        sums = new_gradients(self.ids, gradients.shape[1])
-        return sums, int(kernels().add_up(gradients, gradients.view(np.uint32), self.places, sums))
+        sums = new_gradients(self.ids[(first := len(self.optional)) :], gradients.shape[1])
+        places = self.places - first if first else self.places
+        return sums, int(kernels().add_up(gradients, gradients.view(np.uint32), places, sums))
 
 
 def _numbered(many: Sequence[Ids], counts: Places) -> tuple[Ids, Ids, Places]:

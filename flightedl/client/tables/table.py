@@ -4,60 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from flightedl.client.arguments import url_of
+from flightedl.client.arguments import unmasked, url_of
+from flightedl.client.model.saving import Saved
 from flightedl.client.model.step_plan import converted
 from flightedl.client.tables.bags import Bags
 from flightedl.client.tables.ids import FoundIds, Ids, found_ids, plain_ids
 from flightedl.client.tables.requests import DistinctIds, first_not_finite
 from flightedl.client.tables.traffic import Lookup, require_known
 from flightedl.domain.tables.spec import TableSpec
-from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.errors import GradientError, UsageError
 from flightedl.messages.status import TableCounts
 
+if TYPE_CHECKING:
+    from flightedl.client.model.job_model import JobModel
+    from flightedl.client.model.parameters import Parameters
+
 Floats = npt.NDArray[np.float32]
 Nulls = Literal["error", "padding"]
+_NO_IDS: Ids = np.empty(0, np.uint64)
 #: Source of a batch's ids: a column's name, or a function of the batch.
 Column = str | Callable[[pa.RecordBatch], Any]
-
-
-class Traffic(Protocol):
-    """Access to rows on pservers. Implemented in ``model.parameters``."""
-
-    def look_up(self, ids: Mapping[int, DistinctIds]) -> Lookup: ...
-
-    @property
-    def current_batch(self) -> CurrentBatch | None:
-        """The batch on which the user's code is working."""
-        ...
-
-    def push_rows(self, table: int, ids: Ids, gradients: Floats) -> None:
-        """Add gradients of distinct ids, which the current batch's step will push."""
-        ...
-
-    def rejected(self, error: GradientError) -> None: ...
-
-    def where(self) -> str:
-        """Return a description of the current batch for use in messages."""
-        ...
-
-
-class Owner(Protocol):
-    """The model to which a table belongs. Implemented in ``model.job_model``."""
-
-    def save_table(self, name: str, target: str, *, has_slots: bool) -> bool:
-        """Let one of the trainers write the table's rows."""
-        ...
-
-    def begin_with(self, name: str, url: str) -> None:
-        """Use the rows in a file as the table's initial rows."""
-        ...
 
 
 class Asked(NamedTuple):
@@ -93,9 +65,9 @@ class Table:
     def __init__(
         self,
         spec: TableSpec,
-        declared: Callable[[str], tuple[int, Traffic]],
+        declared: Callable[[str], tuple[int, Parameters]],
         counts: Callable[[str], TableCounts],
-        owner: Owner | None = None,
+        owner: JobModel | None = None,
     ) -> None:
         self.spec = spec
         self._owner = owner
@@ -139,8 +111,9 @@ class Table:
                 its own offsets.
             weights: (n,) weight of each id in its bag.
             combiner: Combination of a bag's rows: "sum", "mean", "sqrtn" or "max".
-            padding_idx: Id to ignore: it reads as zeros, gets no gradient, and does not count in a bag.
-            nulls: "error" to reject nulls in a column, or "padding" to ignore them.
+            padding_idx: Id of the padding, which gets no gradient and does not count in a bag. It reads as its row if
+                the table has one, otherwise as zeros.
+            nulls: "error" to reject nulls in a column, or "padding" to treat them as padding.
             max_norm: Maximum Euclidean norm: rows with a greater norm are scaled down to it when they are read.
 
         Returns:
@@ -192,7 +165,7 @@ class Table:
         sums, bad = asked.distinct.summed(values)
         if bad >= 0:
             raise self._rejected(traffic, f"gradient of id {asked.distinct.given[bad]}", "has NaN or infinity")
-        traffic.push_rows(number, asked.distinct.ids, sums)
+        traffic.push_rows(number, asked.distinct.ids[len(asked.distinct.optional) :], sums)
 
     def push_distinct(self, ids: Ids, gradients: Floats) -> None:
         """Push (m, dim) gradients of (m,) distinct ids. Raises the same errors as ``push``."""
@@ -202,7 +175,7 @@ class Table:
         traffic.push_rows(number, ids, gradients)
 
     @property
-    def declared(self) -> tuple[int, Traffic]:
+    def declared(self) -> tuple[int, Parameters]:
         """Number of the table, and access to its rows. Declares the model if it has not been declared."""
         return self._declared(self.name)
 
@@ -224,7 +197,7 @@ class Table:
             raise UsageError(f"table {self.name!r} does not belong to a job: create it with job.table")
         self._owner.begin_with(self.name, url_of("url", url))
 
-    def export(self, url: str | Path, *, slots: bool = False) -> bool:
+    def export(self, url: str | Path, *, slots: bool = False) -> Saved:
         """Write all rows to one Parquet file. All trainers must call this method; one of them starts the export.
 
         The rows are read from a new checkpoint or, in a job without checkpoints, from the pservers. In the latter case,
@@ -239,7 +212,7 @@ class Table:
             slots: True to add the optimizer's slots and each row's number of updates.
 
         Returns:
-            True in the trainer whose request was executed, False in the others.
+            As ``Job.save_model``.
 
         Raises:
             UsageError: The URL cannot be used.
@@ -272,8 +245,10 @@ class Table:
         combiner: str = "sum",
         padding_idx: int | None = None,
         nulls: Nulls = "error",
+        *,
+        reads_padding: bool = True,
     ) -> Asked:
-        """Return the ids of a request. For arguments and errors see ``pull``."""
+        """Return the ids of a request. For arguments and errors see ``pull``. Bags do not read the padding."""
         if padding_idx is offsets is weights is None and nulls == "error" and (plain := plain_ids(ids)) is not None:
             return self.known(plain) or self.asks_for(DistinctIds(plain))
         found = found_ids(self.name, ids)
@@ -282,8 +257,9 @@ class Table:
         left_out = found.nulls
         if left_out is not None and nulls == "error":
             raise UsageError(f"ids of table {self.name!r} have {int(left_out.sum())} nulls: see nulls='padding'")
-        if padding_idx is not None:
-            is_padding = found.ids == np.uint64(int(padding_idx) & (1 << 64) - 1)
+        padding = None if padding_idx is None else found_ids(self.name, [padding_idx]).ids
+        if padding is not None:
+            is_padding = found.ids == padding
             left_out = is_padding if left_out is None else left_out | is_padding
         if left_out is not None and not left_out.any():
             left_out = None
@@ -295,8 +271,10 @@ class Table:
             raise UsageError(f"table {self.name!r}: weights require bags: pass offsets, too")
         kept = None if left_out is None else ~left_out
         ids = found.ids if kept is None else found.ids[kept]
-        if self._distinct is None or not self._distinct.is_of(ids):
-            self._distinct = DistinctIds(ids)
+        is_read = padding is not None and kept is not None and bags is None and reads_padding
+        optional = padding if padding is not None and is_read else _NO_IDS
+        if self._distinct is None or not self._distinct.is_of(ids, optional):
+            self._distinct = DistinctIds(ids, optional=optional)
         return Asked(found, self._distinct, kept, bags)
 
     def known(self, ids: Ids) -> Asked | None:
@@ -324,6 +302,8 @@ class Table:
             return combined
         if asked.kept is not None:
             padded = np.zeros((len(asked.found.ids), self.dim), np.float32)
+            if asked.distinct.optional.size:
+                padded[:] = rows[0]
             padded[asked.kept] = found
             found = padded
         return found if len(asked.found.shape) == 1 else found.reshape(*asked.found.shape, self.dim)
@@ -337,11 +317,11 @@ class Table:
                 return known
         return asked.bags
 
-    def _checked(self, gradients: npt.ArrayLike, shape: tuple[int, ...], traffic: Traffic) -> Floats:
+    def _checked(self, gradients: npt.ArrayLike, shape: tuple[int, ...], traffic: Parameters) -> Floats:
         if type(gradients) is np.ndarray and gradients.shape == shape and gradients.dtype == np.float32:
             return np.ascontiguousarray(gradients).reshape(-1, self.dim)
         try:
-            array = np.asarray(gradients)
+            array = np.asarray(unmasked(gradients))
         except (TypeError, ValueError, RuntimeError) as error:
             raise self._rejected(traffic, "gradients", f"are not an array: {error!s:.160}") from None
         if array.shape != shape:
@@ -354,7 +334,7 @@ class Table:
                 raise
         return np.ascontiguousarray(array).reshape(-1, self.dim)
 
-    def _rejected(self, traffic: Traffic, what: str, problem: str) -> GradientError:
+    def _rejected(self, traffic: Parameters, what: str, problem: str) -> GradientError:
         """Return the error to raise for the current batch. The loop will repeat the batch."""
         error = GradientError(
             f"the {what} of table {self.name!r} {problem} in {traffic.where()}; nothing of it was pushed"

@@ -77,8 +77,14 @@ class Lookup:
 
     def asked(self, pserver: int) -> list[Section]:
         ids = [found.ids for found in self._ids] if self._divided is None else self._divided.ids_of(pserver)
+        optional = [len(found.optional) for found in self._ids]
+        if self._divided is not None:
+            places = self._divided.places[pserver]
+            optional = [int((at < count).sum()) if count else 0 for at, count in zip(places, optional, strict=True)]
         return [
-            Section(Kind.WANTED, number, each) for number, each in zip(self._place_of, ids, strict=True) if len(each)
+            Section(Kind.WANTED, number, each, optional=count)
+            for number, each, count in zip(self._place_of, ids, optional, strict=True)
+            if len(each)
         ]
 
     def begin(self, pserver: int) -> None:
@@ -129,7 +135,7 @@ class Lookup:
         """Return True if the lookup contains all of these ids."""
         place_of = self._place_of
         return ids.keys() <= place_of.keys() and all(
-            known is found or known.is_of(found.given)
+            known is found or known.is_of(found.given, found.optional)
             for number, found in ids.items()
             for known in (self._ids[place_of[number]],)
         )
@@ -191,9 +197,9 @@ class RowMessages:
         if self._divided is not None:
             places = self._divided.places[pserver]
             sections = [
-                Section(Kind.GRADIENTS, table, ids[at], values[at])
-                for (_, table, ids, values), at in zip(sections, places, strict=True)
-                if values is not None
+                Section(Kind.GRADIENTS, each.table, each.ids[at], each.values[at])
+                for each, at in zip(sections, places, strict=True)
+                if each.values is not None
             ]
         if lookup is not None:
             sections += lookup.asked(pserver)
