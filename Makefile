@@ -58,7 +58,7 @@ quick: $(VENV)/.unit ## Run unit tests with only their dependencies installed (t
 
 coverage: $(VENV)/.dev ## Measure the branch coverage of the decisions by unit tests and simulation (at least 97 %)
 	@$(BIN)/python -m coverage run -m pytest -q -m "not ($(MARKED) or storm)" tests/domain tests/master
-	@$(BIN)/python -m coverage run --append -m flightedl.testing.simulation --seeds 60 --processes 1
+	@$(BIN)/python -m coverage run --append -m tests.simulation.cores --seeds 60 --processes 1
 	@$(BIN)/python -m coverage report
 
 mutants: $(VENV)/.dev ## Check that unit tests detect wrong guards: a small sample, half a minute
@@ -87,17 +87,17 @@ ci: ## Run everything that must pass before a change is merged: test and check
 	@.ci/run
 
 docs: $(BIN)/python ## Build the documentation as a site in site/; broken links are errors
-	@$(PIP) -e '.[docs]'
-	@$(BIN)/python -m flightedl_tools.site && echo "built site/index.html"
+	@$(PIP_TESTS) -e '.[docs]'
+	@$(BIN)/python -m tools.generators.site && echo "built site/index.html"
 
 pictures: $(VENV)/.dev etcd-server chromium ## Make the documentation's pictures: drawings, and a job that is watched and killed (1 minute)
 	@$(BIN)/python docs/pictures/drawings.py && PYTHONPATH=. $(BIN)/python docs/pictures/recorded.py
 
 schemas: $(VENV)/.dev ## Generate the protocol's contract files from the code
-	@$(BIN)/python -m flightedl_tools.schemas
+	@$(BIN)/python -m tools.generators.schemas
 
 manifests: $(VENV)/.dev ## Generate the kustomize manifests in deploy/ from the code
-	@$(BIN)/python -m flightedl_tools.manifests
+	@$(BIN)/python -m tools.generators.manifests
 
 requirements: $(VENV)/.dev ## Generate deploy/requirements.txt: the packages of the image, with hashes
 	@$(PIP) uv && $(BIN)/uv pip compile --quiet pyproject.toml --extra s3 --extra kubernetes --upgrade \
