@@ -44,6 +44,7 @@ unit: $(VENV)/.dev promtool ## Run the tests that need no server
 	@$(PYTEST) -q -n $(UNIT_AT_ONCE) --dist worksteal -m "not ($(MARKED) or storm)" $(WHOLLY_MARKED:%=--ignore %)
 
 marked: $(VENV)/.dev etcd-server chromium kubectl node-packages ## Run the tests with real etcd, S3 and killed processes
+	@$(BIN)/python -c "import torch.distributed.fsdp, pandas" # Compiled once, and not by all first processes at once.
 	@$(PYTEST) -q -n $(AT_ONCE) --dist worksteal --durations=25 -m "($(MARKED)) and not storm" $(WITH_MARKED)
 
 test-one: $(VENV)/.dev ## Run selected tests with their servers (t=tests/wire/test_rows.py, k=name)

@@ -158,7 +158,8 @@ class FsspecStorage:
             with self._explained(name):
                 temporary.replace(path)
         except BaseException:
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # The first error says what is wrong.
+                temporary.unlink()
             raise
         with self._explained(name):
             # A new directory is durable only after its parent has been synced.

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
@@ -82,6 +83,19 @@ def test_a_publish_that_fails_leaves_no_temporary_file(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         storage.publish("a", (bytes(1 // n) for n in (1, 0)))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_that_disappears_during_a_publish_is_an_error_of_the_store(tmp_path: Path) -> None:
+    storage = open_storage(str(tmp_path / "kept"))
+
+    def parts() -> Iterator[bytes]:
+        yield b"first"
+        (tmp_path / "kept").rename(tmp_path / "gone")
+        (tmp_path / "kept").write_text("a file where a directory should be")
+        yield b"second"
+
+    with pytest.raises(UsageError, match="a file is where a directory should be"):
+        storage.publish("a", parts())
 
 
 def test_temporary_files_of_a_killed_writer_are_not_listed(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def assert_each_record_counts_once(directory: Path, epochs: int = 2) -> None:
     assert counts_of(directory) == [[1.0] * RECORDS] * epochs
 
 
-def wait_until(happens: Callable[[], object], within_s: float = 60.0) -> None:
+def wait_until(happens: Callable[[], object], within_s: float = 150.0) -> None:
     deadline = time.monotonic() + within_s
     while not happens():
         assert time.monotonic() < deadline, "the condition was not met in time"

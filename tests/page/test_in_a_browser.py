@@ -98,13 +98,15 @@ def share_of_ink(picture: Image.Image, paper: Any) -> float:
 def curves_are_read_and_enlarged_with_the_pointer(shown: Shown) -> None:
     browser = shown.browser
     browser.looks(width=1200, height=844, scheme="light")
+    browser.until("document.querySelector('#curves polyline').getAttribute('points').split(' ').length > 5", 30)
     browser.run("document.querySelector('#curves svg').scrollIntoView({block: 'center'})")
-    x, y, width, height = browser.run(
-        "(({x, y, width, height}) => [x, y, width, height])"
-        "(document.querySelector('#curves svg').getBoundingClientRect())"
-    )
 
     def point(share: float, kind: str = "mouseMoved") -> None:
+        # Notices at the top move the curves.
+        x, y, width, height = browser.run(
+            "(({x, y, width, height}) => [x, y, width, height])"
+            "(document.querySelector('#curves svg').getBoundingClientRect())"
+        )
         place = {"x": x + share * width, "y": y + height / 2, "button": "left", "clickCount": 1}
         browser.call("Input.dispatchMouseEvent", type=kind, **place)
 
