@@ -35,7 +35,7 @@ from flightedl.client.waiting import Waiting
 from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.keys import JobKeys
 from flightedl.domain.recovery.lives import name_in
-from flightedl.errors import FencedError, FlightedlError
+from flightedl.errors import FencedError, FlightedlError, NotReadyError
 from flightedl.ports import Absent, Coordinator, CreatedAt, Put
 
 
@@ -111,7 +111,11 @@ class OnceNames(TrainerNames):
     _won: dict[str, int] = field(init=False, default_factory=dict)
 
     def claim(self, name: str) -> Once:
-        """Claim the name if it is free. The result is also truthy if this trainer already holds the name."""
+        """Claim the name if it is free. The result is also truthy if this trainer already holds the name.
+
+        If the dead trainer in whose place this one was started still holds it, wait for the end of its lease: nobody
+        else may be left to claim the name.
+        """
         self.is_used = True
         key = self.keys.once + name_in(self.life(), name)
         value = self.registration.trainer.encode()
@@ -121,6 +125,8 @@ class OnceNames(TrainerNames):
             if result.committed:
                 return result.revision
             entry = result.entries.get(key)
+            if entry is not None and self.registration.has_replaced(entry.value.decode()):
+                raise NotReadyError(f"a trainer died while it had the name {name!r}, and its lease has not ended yet")
             return 0 if entry is None or entry.value != value else entry.create_revision
 
         generation = persistently(self.waiting(), lambda: self.registration.under_lease(attempt))

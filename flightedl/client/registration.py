@@ -19,6 +19,7 @@ from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.records import TrainerRecord
 from flightedl.errors import FencedError, NotReadyError, UnavailableError
+from flightedl.messages.decoding import from_json
 from flightedl.ports import Clock, Coordinator, LeaseLostError
 from flightedl.process import machine
 
@@ -82,6 +83,16 @@ class Registration:
             self._renew()
             is_news, self._is_news = self._is_news, False
             return is_news
+
+    def has_replaced(self, trainer: str) -> bool:
+        """True if this process was started in the place of a trainer whose lease has not ended yet."""
+        entry = self._coordinator.get(self._keys.trainer(trainer)) if self._name else None
+        if entry is None:
+            return False
+        other = from_json(entry.value, TrainerRecord)
+        # Two sessions of one process have the same name, too.
+        is_another = other.pid != machine.process_id()
+        return is_another and (other.name, other.host) == (self._name, machine.host_name())
 
     def under_lease(self, act: Callable[[HeldKey], Result]) -> Result:
         """Register again if the lease was lost. Then call a function that needs this trainer's lease.

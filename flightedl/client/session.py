@@ -652,7 +652,8 @@ class Job:
                 won.publish(job.output_dir / "report.json", report)
 
         A trainer loses its name if it dies or raises an exception before its session ends, or if it is frozen or
-        disconnected for longer than its lease. Another trainer may then claim the name and repeat the work. A frozen
+        disconnected for longer than its lease. Another trainer may then claim the name and repeat the work; the one
+        that is started in the place of a dead one waits for the end of its lease. A frozen
         trainer is not notified when it continues: ``won.require()`` raises FencedError, and ``won.publish`` and
         ``save_model(once=won)`` do not replace the new holder's files. Other side effects are unprotected and should be
         idempotent.

@@ -36,9 +36,9 @@ TTL_S = 0.6
 class Trainer:
     """One trainer's claims of names and of requests to save."""
 
-    def __init__(self, store: MemoryCoordinator, ttl_s: float = 60.0) -> None:
+    def __init__(self, store: MemoryCoordinator, ttl_s: float = 60.0, name: str = "") -> None:
         self.coordinator = store.another()
-        self.registration = Registration(self.coordinator, store._store.clock, KEYS, ttl_s)
+        self.registration = Registration(self.coordinator, store._store.clock, KEYS, ttl_s, name)
         self.life = 0
         self.names = OnceNames(self.coordinator, KEYS, self.registration, self._waiting, lambda: self.life)
         self.saves = ModelSaves(self.coordinator, KEYS, self.registration, self._waiting, lambda: self.life)
@@ -80,6 +80,26 @@ def test_one_trainer_wins_and_may_claim_again(trainers: tuple[Trainer, Trainer])
         lost.require()
     assert one.names.claim("report").generation == won.generation
     assert other.names.claim("another")
+
+
+def test_a_trainer_waits_for_the_lease_of_the_one_that_it_has_replaced(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise, the only trainer of a job would not repeat what it did when it was killed."""
+    store = MemoryCoordinator(SystemClock())
+    dead, other = Trainer(store, name="trainer-0"), Trainer(store, name="trainer-1")
+    monkeypatch.setattr("flightedl.client.registration.machine.process_id", lambda: 2)
+    made = Trainer(store, name="trainer-0")
+    for trainer in (dead, other, made):
+        stack.callback(trainer.registration.close)
+    assert dead.names.claim("report")
+    assert not other.names.claim("report")
+    with ThreadPoolExecutor(1) as pool:
+        claimed = pool.submit(made.names.claim, "report")
+        with pytest.raises(TimeoutError):
+            claimed.result(0.3)
+        dead.frozen()
+        assert claimed.result(10.0)
 
 
 def test_a_name_stays_claimed_after_a_clean_end(trainers: tuple[Trainer, Trainer]) -> None:
