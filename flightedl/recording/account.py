@@ -158,7 +158,8 @@ class _Reading:
                 self._master(at, record.name, event, effects)
             elif kind == "blocks":
                 if record.name == BEGUN:
-                    spans[record.core] = Spans(_Counts, _Counts.copied)
+                    # The process has given up its former blocks, such as an unfinished copy of a standby.
+                    spans = {record.core: Spans(_Counts, _Counts.copied)}
                 self._blocks(at, spans[record.core], record.name, event, effects)
             elif record.name == BEGUN:
                 name = event["about"]["trainer"]
@@ -263,15 +264,17 @@ def account(recordings: Iterable[Recording]) -> Account:
         if counts.since <= end or counts.is_adopted:
             owned.update(dict.fromkeys(numbers, counts))
     seen: set[Batch] = set().union(*(counts.accepted for counts in owned.values()))
+    if data.is_open:
+        # The last processes may have restored all that they have.
+        former = {batch for spans in read.spans for _, counts in spans.all() for batch in counts.accepted} - seen
+        had_by = [(number, counts.inherited) for number, counts in owned.items() if counts.inherited is not None]
+        seen |= {batch for batch in former if any(_has(inherited, number, batch) for number, inherited in had_by)}
     expected = (seen if data.is_open or data.epochs is None else set(data.batches())) - data.excluded
     lost, double, foreign = set(), set(), {batch for batch in seen if not data.has(batch)}
     for number, counts in owned.items():
-        inherited = counts.inherited
-        # Blocks that have joined a span have applied the same batches as the others in it.
-        known = number if inherited is None or number in inherited.numbers else inherited.numbers[0]
 
-        def had(batch: Batch, known: int = known, inherited: AppliedBatches | None = inherited) -> bool:
-            return inherited is not None and inherited.has(known, batch)
+        def had(batch: Batch, number: int = number, inherited: AppliedBatches | None = counts.inherited) -> bool:
+            return inherited is not None and _has(inherited, number, batch)
 
         lost |= {batch for batch in expected - counts.accepted if not had(batch)}
         lost |= {batch for batch in counts.pushed if batch not in counts.updates}
@@ -289,6 +292,11 @@ def account(recordings: Iterable[Recording]) -> Account:
         computed=sum(each.computed for known in read.trainers.values() for each in known),
         findings={kind: _finding(kind, batches) for kind, batches in kinds.items() if batches},
     )
+
+
+def _has(inherited: AppliedBatches, number: int, batch: Batch) -> bool:
+    # Blocks that have joined a span have applied the same batches as the others in it.
+    return inherited.has(number if number in inherited.numbers else inherited.numbers[0], batch)
 
 
 def _stray(pushes: Sequence[tuple[float, str, Batch]], trainers: Mapping[str, Sequence[_Trainer]]) -> set[Batch]:

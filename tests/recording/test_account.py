@@ -252,6 +252,15 @@ def test_blocks_take_their_batches_to_another_pserver(job: Job) -> None:
     assert (found.is_exact, found.blocks) == (True, 3)
 
 
+def test_a_job_with_growing_data_expects_what_its_last_pserver_has_restored(tmp_path: Path) -> None:
+    job = Job(tmp_path, follow=True)
+    first = job.pserver(Async(), range(2, 3))
+    push(first, ALL)
+    job.pserver(Async(), range(2, 3), applied=first.applied())
+    found = job.account()
+    assert (found.is_exact, found.expected) == (True, len(ALL))
+
+
 def test_blocks_of_a_standby_count_once_it_has_taken_over(job: Job) -> None:
     push(job.pserver(Async(), range(2, 3)), ALL)
     job.later()
@@ -262,6 +271,32 @@ def test_blocks_of_a_standby_count_once_it_has_taken_over(job: Job) -> None:
 
     life.apply(IndexAcquired(0, 9))
     assert job.account().lost == len(ALL)
+
+
+def test_an_unfinished_copy_of_a_standby_counts_no_more_once_it_was_given_up(job: Job) -> None:
+    """It may have blocks that have moved to other pservers since."""
+    other = job.pserver(Async(), range(3, 4))
+    push(other, ALL)
+    job.later()
+    recorder = job.run.recorder("pserver")
+    life = recorded(recorder, {}, PserverLife, None)
+    recorded(recorder, {}, BlockProtocol, [Extent(range(2, 4), is_copied_at_once=False)], Async())
+    life.apply(IndexAcquired(0, 9))
+    job.later()
+    restored = recorded(recorder, {}, BlockProtocol, [Extent(range(2, 3), is_copied_at_once=False)], Async())
+    restored.apply_view(
+        ViewRequest(
+            plan_hash="p",
+            master_generation=5,
+            serial=1,
+            members=[ViewMember(trainer="a", generation=1, member=1, first_round=0)],
+            mode=None,
+            switch_round=0,
+        )
+    )
+    push(restored, ALL)
+    found = job.account()
+    assert (found.is_exact, found.blocks) == (True, 2)
 
 
 def test_adopted_blocks_that_join_others_keep_their_batches(job: Job) -> None:
