@@ -68,6 +68,8 @@ class ChangesHeader(Reply, frozen=True, kw_only=True):
     wire: str = ""
     #: Number of the checkpoint with whose state this message ends; None if it ends with the present state.
     checkpoint: int | None = None
+    #: Number of the proposal of that checkpoint: the master may have proposed several rounds for it.
+    proposal: Natural = 0
     #: Ranges of blocks that are frozen because they move to another pserver, which may have changed them since. Buckets
     #: are numbered after the last block.
     leaving: list[tuple[int, int]] = []

@@ -32,6 +32,7 @@ from flightedl.domain.tables.placement import BUCKETS
 from flightedl.errors import BusyError
 from flightedl.kernels.half_precision import shortened
 from flightedl.messages.base import encode
+from flightedl.messages.control import OrderNumber
 from flightedl.messages.feed import ChangesHeader, ChangesTicket
 from flightedl.ports import Clock
 from flightedl.pserver.consumers import ConsumerPositions
@@ -89,8 +90,8 @@ class PserverFeed:
         self._admission = threading.Lock()
         #: Cuts and values of the answers that are being sent. Guarded by ``_admission``.
         self._sending: list[_Sending] = []
-        #: Number and cut of the newest checkpoint that clients can stop at, and the time when it was ordered.
-        self._mark: tuple[int, KeptCut, float] | None = None
+        #: Order and cut of the newest checkpoint that clients can stop at, and the time when it was ordered.
+        self._mark: tuple[OrderNumber, KeptCut, float] | None = None
         #: Time of the newest request with ``marks``.
         self._marks_wanted = -math.inf
 
@@ -101,7 +102,7 @@ class PserverFeed:
             wanted = self._clock.now() - self._marks_wanted < _MARKED_S
             return self._feed.mark(self._shard.states()) if wanted else 0
 
-    def begin_mark(self, checkpoint: int, cut: KeptCut) -> None:
+    def begin_mark(self, checkpoint: OrderNumber, cut: KeptCut) -> None:
         """Keep the cut of a checkpoint, which may be incomplete."""
         with self._lock:
             self._drop_mark()
@@ -121,7 +122,7 @@ class PserverFeed:
             self._mark[1].drop()
             self._mark = None
 
-    def _mark_for(self, ticket: ChangesTicket) -> tuple[int, KeptCut, float] | None:
+    def _mark_for(self, ticket: ChangesTicket) -> tuple[OrderNumber, KeptCut, float] | None:
         """Return the mark at which a client must stop next, even if its cut is incomplete."""
         mark = self._mark
         if mark is None or not ticket.marks or mark[1].is_abandoned:
@@ -280,7 +281,7 @@ class _Answer:
                 self.sending.add_values(left.start, values, version)
                 left = left[count:]
 
-    def begin_mark(self, kept: KeptCut, checkpoint: int, feed: ServerFeed, start: int | None) -> ChangesHeader:
+    def begin_mark(self, kept: KeptCut, checkpoint: OrderNumber, feed: ServerFeed, start: int | None) -> ChangesHeader:
         """Capture the state of a kept cut. Raises MemoryError if there is not enough memory to read it."""
         values, unchanged = kept.values, feed.unchanged_after(start)
         for begun in kept.begin_reading(range(len(self._plan.tables)), after=start):
@@ -296,7 +297,8 @@ class _Answer:
             since=start,
             blocks=[(each.start, each.stop) for each in adjacent(values)],
             buckets=[(each.buckets.start, each.buckets.stop) for each in kept.rows],
-            checkpoint=checkpoint,
+            checkpoint=checkpoint.number,
+            proposal=checkpoint.serial,
             wire=self._wire,
         )
 

@@ -122,7 +122,7 @@ class Snapshots:
             number = 0 if feed is None else feed.reserve_mark()
             copies = self._copying.begin(begin)
         if feed is not None and mark is not None:
-            feed.begin_mark(order.order.number, mark)
+            feed.begin_mark(order.order, mark)
         if copies is not None:
             Background(
                 "snapshot",

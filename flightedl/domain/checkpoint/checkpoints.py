@@ -9,6 +9,7 @@ finished:
 * A pserver that has passed the round refuses. The master then proposes a later round to all, with a margin that
   doubles. If the round is not reached within ``patience_s``, for example because training pauses, the master proposes
   "now". If no member is left to reach it, the master proposes the highest open round, and half a second later "now".
+  Both proposals have numbers of their own.
   If a pserver has been lost since it wrote its file, another checkpoint is ordered instead of another round.
 * State 2, *publishing*: All files have been written and reported. The master writes the manifest.
 * State 3, *pointing*: The master moves ``checkpoint/latest`` in a transaction under its fence.
@@ -302,10 +303,10 @@ class Checkpoints:
             # When a trainer leaves during a round, the next round may open on some pservers only.
             patience_s = min(patience_s, _PATIENCE_WITHOUT_MEMBERS_S)
         if work.round is not None and waited_s > patience_s and len(work.copied) < self._pserver_count:
-            return self._propose(work, None, now)
+            return self._propose_renumbered(work, None, now)
         if is_left and work.round is not None and work.round > self._highest_round:
             # All members have left, as they do at the end of a job, so the round will never be reached.
-            return self._propose(work, self._highest_round, now)
+            return self._propose_renumbered(work, self._highest_round, now)
         if waited_s <= self._settings.give_up_s:
             return ()
         late = [index for index in range(self._pserver_count) if index not in work.files]
@@ -459,6 +460,14 @@ class Checkpoints:
         )
         self._wanted, self._is_waited_for = "", False
         self._work = work
+        return (Persist(), *self._propose(work, at_round, now))
+
+    def _propose_renumbered(self, work: _Ordered, at_round: int | None, now: float) -> Effects:
+        """Propose another round under another number, which names one state.
+
+        Pservers may have copied their blocks without the master's knowledge, and followers may have stopped there.
+        """
+        work.number, self._next_number = self._next_number, self._next_number + 1
         return (Persist(), *self._propose(work, at_round, now))
 
     def _propose(self, work: _Ordered, at_round: int | None, now: float) -> Effects:

@@ -36,9 +36,10 @@ class FollowedFeeds:
         self._positions: dict[int, Position] = {}
         #: Block or bucket -> highest placement version of any message from which its content was applied.
         self._placements: dict[int, int] = {}
-        #: Block or bucket -> checkpoint with whose state its content ends, or None; and the same for each pserver.
-        self._checkpoints: dict[int, int | None] = {}
-        self._stops: dict[int, int | None] = {}
+        #: Block or bucket -> checkpoint and proposal with whose state its content ends, or None; and the same for each
+        #: pserver.
+        self._checkpoints: dict[int, tuple[int, int] | None] = {}
+        self._stops: dict[int, tuple[int, int] | None] = {}
         #: Block or bucket -> instant of the newest request that its owner answered.
         self._asked: dict[int, float] = {}
 
@@ -85,18 +86,20 @@ class FollowedFeeds:
         """
         self.life = header.position.life
         self._positions[server] = header.position
-        leaving = {block for start, stop in header.leaving for block in range(start, stop)}
+        leaving = {block for first, end in header.leaving for block in range(first, end)}
+        stop = None if header.checkpoint is None else (header.checkpoint, header.proposal)
         for block in self.owned(header, blocks):
             self._placements[block] = header.position.placement
-            self._checkpoints[block] = header.checkpoint
+            self._checkpoints[block] = stop
             if block not in leaving and header.checkpoint is None:
                 self._asked[block] = asked
-        self._stops[server] = header.checkpoint
+        self._stops[server] = stop
 
     def checkpoint(self, blocks: Iterable[int]) -> int | None:
         """Return the checkpoint whose state is exactly the content of all these blocks and buckets; None if none is."""
         found = {self._checkpoints.get(block) for block in blocks}
-        return found.pop() if len(found) == 1 else None
+        stop = found.pop() if len(found) == 1 else None
+        return None if stop is None else stop[0]
 
     def waits(self, server: int) -> bool:
         """True if a pserver's content is that of the newest checkpoint at which any pserver's content is."""
