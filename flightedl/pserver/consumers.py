@@ -59,14 +59,17 @@ class ConsumerPositions:
         self._has_warned = False
 
     def start(self, index: int) -> None:
-        """Start writing, as the pserver with this index."""
+        """Start writing, as the pserver with this index. The index may change when the model starts over."""
         self._index = index
-        self._thread = threading.Thread(target=self._run, name="flightedl-consumers", daemon=True)
-        self._thread.start()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="flightedl-consumers", daemon=True)
+            self._thread.start()
 
     def close(self) -> None:
         self._stop.set()
         self._is_needed.set()
+        if self._thread is not None:
+            self._thread.join(1.0)
 
     def acknowledged(self, ticket: ChangesTicket, position: Position, newest: int) -> None:
         """Note the acknowledgement in a request; see ``Consumers.acknowledged``."""
@@ -89,8 +92,11 @@ class ConsumerPositions:
         return entry is not None and entry.create_revision == ticket.consumer_generation
 
     def _run(self) -> None:
-        while self._is_needed.wait() and not self._stop.is_set():
+        while self._is_needed.wait():
             self._is_needed.clear()
+            # ``close`` sets this event first, so its other event is not cleared unseen.
+            if self._stop.is_set():
+                return
             holders = {name: record.generation for name, record in self._directory.consumers().items()}
             self._written = {held: revision for held, revision in self._written.items() if held in holders.items()}
             with self._lock:

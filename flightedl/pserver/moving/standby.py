@@ -148,6 +148,9 @@ class Standby:
             with self._lock:
                 self._shard = shard
         self._connection = followed.connection
+        # Either ``close`` aborts the calls of this connection, or this thread sees that the copying is over.
+        if self._is_over.is_set():
+            raise NotReadyError("the copying is over")
         ticket = CopyTicket(plan_hash=followed.plan_hash, standby=self._generation, has=self._core.has)
         try:
             self._receive(followed.connection, ticket)
