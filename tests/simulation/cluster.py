@@ -23,7 +23,7 @@ _SERVERS = ("master", "pserver", "standby")
 #: Exit code of a process that cannot continue until somebody helps.
 _JOB_FAILED = 3
 #: Names of threads for whose end no process waits.
-_STAYING = ("flightedl-leaving", "flightedl-snapshot")
+_STAYING = ("flightedl-leaving", "flightedl-snapshot", "signal")
 #: Roles of processes that a launcher starts again.
 RESTARTED = (*_SERVERS, "trainer")
 _RESTART_S = 0.2
@@ -286,6 +286,7 @@ class Cluster:
                 "standby": scenario.standbys,
                 "trainer": scenario.trainers,
                 "watcher": int(scenario.is_watched),
+                "follower": int(scenario.is_followed),
             }
             for role, count in counts.items():
                 for index in range(count):

@@ -300,7 +300,8 @@ class Connected:
         if not self.is_over:
             # The status is sent beside the window.
             self.down.send(("end", error), 0, self.way_down, float("inf"))
-            self.network.calls.pop(self, None)
+            if not self.down.is_lost:
+                self.network.calls.pop(self, None)
 
 
 def size_of(batch: pa.RecordBatch | None, metadata: bytes | None) -> int:

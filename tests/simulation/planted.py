@@ -6,18 +6,39 @@ simulation executes drivers.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import ExitStack
 
+from tests.simulation.cores import planted_moves, planted_pserver, planted_standbys
 from tests.simulation.cores.bugs import PLANTED
-from tests.simulation.cores.planted import planted
-from tests.simulation.driver_bugs import DRIVER_BUGS
+from tests.simulation.cores.planted import Edit, Planted, planted
+from tests.simulation.driver_bugs import DRIVER_BUGS, MOVE_BUGS
 
-BUGS = PLANTED | DRIVER_BUGS
+#: Those in models of drivers have no place in the product.
+CORE_BUGS: dict[str, Planted] = {
+    name: each for name, each in PLANTED.items() if not any(edit.place.startswith("tests.") for edit in each.edits)
+}
+BUGS: dict[str, Planted] = CORE_BUGS | DRIVER_BUGS
+#: Bug -> the feature without which its scenarios never reach it; empty for none.
+FEATURES: dict[str, str] = (
+    dict.fromkeys(BUGS, "")
+    | dict.fromkeys(planted_pserver.ROW_BUGS, "tables")
+    | dict.fromkeys(planted_moves.MOVE_BUGS | MOVE_BUGS, "moves")
+    | dict.fromkeys(planted_standbys.STANDBY_BUGS, "standbys")
+)
 
+#: Place of a function -> number of its calls in this process. See ``count``.
+calls: Counter[str] = Counter()
 _planted = ExitStack()
 
 
 def plant(names: Iterable[str]) -> None:
     """Plant bugs in this process, for as long as it lives."""
     _planted.enter_context(planted([BUGS[name] for name in names]))
+
+
+def count(places: Iterable[str]) -> None:
+    """Count the calls of functions in this process, for as long as it lives."""
+    edits = [Edit(place, "", f"import {__name__} as counting; counting.calls[{place!r}] += 1") for place in places]
+    _planted.enter_context(planted([Planted("", tuple(edits))]))

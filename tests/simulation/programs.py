@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import fsspec
 import numpy as np
@@ -21,9 +21,12 @@ CHECKPOINTS = f"{files.URL}checkpoints"
 ETCD = "127.0.0.1:2379"
 EVALUATED = "memory://evaluated.parquet"
 GROWING = "memory://growing"
+SAVED_MODEL, SAVED_ROWS, REPORT = (f"{files.URL}saved/{name}" for name in ("model.npz", "rows.parquet", "report.txt"))
 _STATUS_S = 1.0
 #: Maximum time between two files of growing data.
 _GROWTH_S = 2.0
+#: Time that a follower waits for a checkpoint, and between two of them.
+_FOLLOWING_S, _REST_S = 3.0, 0.3
 #: Each is a block of its own.
 PARAMETERS = ("a", "b", "c", "d", "e", "f")
 
@@ -33,6 +36,22 @@ Array = npt.NDArray[np.float32]
 def _write(url: str, records: npt.NDArray[np.int64]) -> None:
     with fsspec.open(url, "wb") as file:
         pq.write_table(pa.table({"k": records}), file, row_group_size=16)
+
+
+class Copy(NamedTuple):
+    """What a follower has at a checkpoint.
+
+    Args:
+        checkpoint: Its number.
+        values: Those of all parameters.
+        ids: Ids of the rows, (n,).
+        rows: Their values, (n, 2).
+    """
+
+    checkpoint: int
+    values: Array
+    ids: npt.NDArray[np.int64]
+    rows: Array
 
 
 class Programs:
@@ -54,6 +73,8 @@ class Programs:
         self.lost_records: list[int] = []
         #: Results of their evaluations.
         self.metrics: list[dict[str, float]] = []
+        #: What the follower had.
+        self.copies: list[Copy] = []
 
     def by_role(self) -> dict[str, Callable[[Started], object]]:
         """Return the function of each role."""
@@ -65,6 +86,7 @@ class Programs:
             "admin": self._scale,
             "mode": self._change_mode,
             "watcher": self._watch,
+            "follower": self._follow,
         }
 
     def _measure(self, batch: pa.RecordBatch) -> dict[str, float]:
@@ -101,6 +123,23 @@ class Programs:
             with contextlib.suppress(FlightedlError):
                 status.read(_STATUS_S)
             self.cluster.scheduler.sleep(_STATUS_S)
+        return 0
+
+    def _follow(self, _: Started) -> int:
+        import flightedl as fe
+        from flightedl.errors import FlightedlError
+
+        assert self.cluster is not None, "a follower runs in a cluster"
+        with fe.Follower(ETCD, JOB, same_host="never", name="copy") as follower:
+            while not self.cluster.is_ending:
+                with contextlib.suppress(FlightedlError), follower.at_checkpoint(_FOLLOWING_S) as number:
+                    values = follower.parameters()
+                    ids, rows = np.empty(0, np.int64), np.empty((0, 2), np.float32)
+                    if "rows" in follower.tables:
+                        ids, rows = follower.tables["rows"].rows()
+                        assert np.array_equal(follower.tables["rows"].lookup(ids), rows), "rows differ from a lookup"
+                    self.copies.append(Copy(number, np.stack([values[name] for name in PARAMETERS]), ids, rows))
+                self.cluster.scheduler.sleep(_REST_S)
         return 0
 
     def pserver_count_key(self) -> str:
@@ -262,6 +301,8 @@ class Programs:
                 mode=modes[scenario.mode],
             )
             for batch in data:
+                if scenario.saves:
+                    job.log(first=float(batch["k"][0].as_py()))
                 cluster.scheduler.sleep(scenario.batch_s * chance.random())
                 if 0 < scenario.stop_at_s < cluster.scheduler.now:
                     job.stop()
@@ -282,6 +323,17 @@ class Programs:
                 values += [rows[:, column].reshape(zeros.shape) for column in (0, 1)]
             self.results.append(np.stack(values))
             self.lost_records.append(data.summary.records)
+            if scenario.saves:
+                self._save(job, table, str(len(values)))
             if scenario.evaluates:
                 self.metrics.append(job.evaluate(EVALUATED, self._measure, batch_size=scenario.batch_size))
         return 0
+
+    def _save(self, job: Any, table: Any, report: str) -> None:
+        """Save what the job has at its end. Each trainer asks for it, and one of them does it."""
+        job.save_model(SAVED_MODEL, server=self.scenario.has_store and self.scenario.seed % 2 == 0)
+        if table is not None:
+            table.export(SAVED_ROWS, slots=True)
+            assert len(table) == table.stats().rows, "the number of rows changes after the end"
+        if won := job.once("report"):
+            won.publish(REPORT, report.encode())

@@ -30,6 +30,7 @@ from tests.simulation.scenario import Strike, Wanted, drawn
 _LOOPS_FACTOR = 20
 #: Processor seconds of a typical seed, until enough have run.
 _TYPICAL_S = 2.0
+_FAILED = "the simulation failed"
 
 
 @dataclass(slots=True)
@@ -47,6 +48,8 @@ class Outcome:
     strikes: int = 0
     #: Process -> number of its transactions of etcd.
     transactions: dict[str, int] = field(default_factory=dict)
+    #: Function -> number of its calls, if they were counted.
+    calls: dict[str, int] = field(default_factory=dict)
     mode: str = ""
     log: list[str] = field(default_factory=list)
     history: list[str] = field(default_factory=list)
@@ -55,6 +58,11 @@ class Outcome:
     def is_good(self) -> bool:
         """True if nothing is wrong."""
         return not self.problems
+
+    @property
+    def has_failed_itself(self) -> bool:
+        """True if the simulation has failed, and not what it simulates."""
+        return any(each.startswith(_FAILED) for each in self.problems)
 
     def __str__(self) -> str:
         verdict = "ok" if self.is_good else "; ".join(self.problems)
@@ -84,12 +92,13 @@ def run_here(
     """Run a seed in this process. After the last one, its threads are left as they are."""
     from tests.simulation import account
     from tests.simulation.cluster import Cluster
-    from tests.simulation.planted import plant
+    from tests.simulation.planted import calls, count, plant
     from tests.simulation.programs import Programs
     from tests.simulation.scheduler import HangsError
     from tests.simulation.strikes import Striker
 
     plant(wanted.planted)
+    count(wanted.counted)
     scenario = drawn(seed, wanted)
     outcome = Outcome(seed, mode=scenario.summary)
     began_s = time.process_time()
@@ -116,6 +125,7 @@ def run_here(
         outcome.messages, outcome.threads = cluster.network.message_count, len(scheduler.threads)
         outcome.strikes = striker.count
         outcome.transactions = {each.name: count for each, count in cluster.etcd.transaction_counts.items()}
+        outcome.calls = dict(calls)
         outcome.log = cluster.told.lines + outcome.log
         outcome.history = scheduler.history or []
         if not is_last:
@@ -158,7 +168,7 @@ def run_forked(seed: int, wanted: Wanted, limit_s: float = _LOOPS_FACTOR * _TYPI
         try:
             outcome = run_here(seed, wanted, is_last=True, **more)
         except BaseException:  # noqa: BLE001 - an error of the simulation itself
-            outcome = Outcome(seed, problems=[f"the simulation failed: {traceback.format_exc()}"])
+            outcome = Outcome(seed, problems=[f"{_FAILED}: {traceback.format_exc()}"])
         if outcome.is_good:
             outcome.log = []
         return asdict(outcome)

@@ -52,6 +52,10 @@ SHARES = {
     # Of tables.
     "evictions": 0.4,
     "poison": 0.15,
+    # A process that follows the model, and stops at checkpoints.
+    "followers": 0.15,
+    # Trainers save the model and the rows at their end.
+    "saves": 0.2,
     # Only on request.
     "etcd back": 0.0,
 }
@@ -205,6 +209,10 @@ class Scenario:
     deadly: tuple[int, ...] = ()
     #: True if a process asks for the job's status all the time.
     is_watched: bool = False
+    #: True if a process follows the model.
+    is_followed: bool = False
+    #: True if trainers save the model and the rows, and write a report once.
+    saves: bool = False
     records: int = 96
     epochs: int = 2
     batch_size: int = 8
@@ -273,6 +281,8 @@ class Scenario:
             "stopped": self.stop_at_s > 0,
             "evaluated": self.evaluates,
             "watched": self.is_watched,
+            "followed": self.is_followed,
+            "saved": self.saves,
             "moves": self.moves,
             "rollback": self.recovery == "rollback",
             "no store": not self.has_store,
@@ -302,6 +312,8 @@ class Wanted:
     only: tuple[int, ...] | None = None
     #: Names of bugs to plant.
     planted: tuple[str, ...] = ()
+    #: Functions whose calls to count.
+    counted: tuple[str, ...] = ()
     #: More strikes.
     strikes: tuple[Strike, ...] = ()
     changes: dict[str, float] = field(default_factory=dict)
@@ -347,6 +359,8 @@ def drawn(seed: int, wanted: Wanted) -> Scenario:
         has_store=not draws.has("no store"),
         evaluates=draws.has("evaluations"),
         is_watched=draws.has("watchers"),
+        is_followed=draws.has("followers"),
+        saves=draws.has("saves"),
     )
     if made.mode == "async" and not wanted.optimizer and draws.has("sums"):
         # Batches that are pushed together are averaged, which Adagrad's first step does not show.

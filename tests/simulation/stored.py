@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import math
 from collections import Counter
@@ -9,9 +10,20 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
-from tests.simulation.files import Store
-from tests.simulation.programs import CHECKPOINTS, JOB, PARAMETERS, Array
+from tests.simulation.files import URL, Store
+from tests.simulation.programs import (
+    CHECKPOINTS,
+    JOB,
+    PARAMETERS,
+    REPORT,
+    SAVED_MODEL,
+    SAVED_ROWS,
+    Array,
+    Copy,
+)
 from tests.simulation.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -68,6 +80,52 @@ def _of_listing(store: Store, scenario: Scenario, pointer: bytes | None, results
         elif _manifest(each.number) in store.written:
             # Otherwise, a master has died while it wrote the manifest to a disk.
             yield f"checkpoint {each.number} is listed, but {each.reason}"
+
+
+def of_copies(store: Store, scenario: Scenario, copies: Sequence[Copy]) -> Iterator[str]:
+    """Compare what a follower had at checkpoints with their files, also of checkpoints that were deleted since."""
+    from flightedl.adapters.storage import open_storage
+    from flightedl.domain.checkpoint.manifest import Manifest
+
+    listed, store.files = store.files, store.written
+    numbers = [number for number in range(1000) if _manifest(number) in store.files]
+    storage = open_storage(f"{CHECKPOINTS}/{JOB}")
+    try:
+        for copy in copies:
+            if copy.checkpoint not in numbers:
+                continue
+            if not np.array_equal(_loaded(store, copy.checkpoint, numbers), copy.values):
+                yield f"a follower had other values than checkpoint {copy.checkpoint}"
+            manifest = Manifest.decode(storage.read(f"c-{copy.checkpoint}/manifest.json"))
+            rows = _Judge(storage, manifest, scenario).all_rows()
+            had = dict(zip(copy.ids.tolist(), copy.rows.tolist(), strict=True))
+            if had != {each: values.tolist() for each, values in rows.items()}:
+                yield f"a follower has {len(had)} rows at checkpoint {copy.checkpoint}, not {len(rows)}, or other ones"
+    finally:
+        store.files = listed
+
+
+def of_saves(store: Store, scenario: Scenario, results: Sequence[Array]) -> Iterator[str]:
+    """Judge the files that trainers have written at their end: they have the final values."""
+    store.mend()
+    names = {url: url.removeprefix(URL) for url in (SAVED_MODEL, SAVED_ROWS, REPORT)}
+    missing = [name for url, name in names.items() if name not in store.files]
+    if missing and (scenario.has_table or missing != [names[SAVED_ROWS]]):
+        yield f"the trainers have ended, but have not written {', '.join(missing)}"
+        return
+    final, dense = results[0], len(PARAMETERS)
+    if store.files[names[REPORT]] != str(len(final)).encode():
+        yield f"the report is {store.files[names[REPORT]]!r}"
+    with np.load(io.BytesIO(store.files[names[SAVED_MODEL]])) as saved:
+        if any(not np.array_equal(saved[name], final[place]) for place, name in enumerate(PARAMETERS)):
+            yield "the saved model has other values than the trainers at their end"
+    if scenario.has_table and not scenario.eviction:
+        rows = pq.read_table(pa.BufferReader(store.files[names[SAVED_ROWS]]))
+        found = np.zeros_like(final[dense:])
+        values = np.stack(rows["values"].to_numpy())
+        found.reshape(2, -1)[:, rows["id"].to_numpy()] = values.T
+        if not np.array_equal(found, final[dense:]):
+            yield "the exported rows have other values than the trainers at their end"
 
 
 def _manifest(number: int) -> str:
@@ -152,7 +210,7 @@ class _Judge:
                 self._found.append(f"{name} has {having}, but names {count} batches")
         if scenario.push_every > 1:
             return
-        if scenario.mode != "sync" and block.updates != len(batches):
+        if scenario.mode != "sync" and not scenario.changes_modes and block.updates != len(batches):
             self._found.append(f"{name} has {block.updates} updates, but {len(batches)} batches")
         if any(abs(slot.reshape(values.shape) - (values != 0.0)).max() > _CLOSE for slot in block.slots):
             self._found.append(f"{name} has slots that do not belong to its values")
@@ -166,8 +224,27 @@ class _Judge:
         places = itertools.product(range(scenario.epochs), range(tasks), range(size))
         return frozenset(place for place in places if applied.has(number, Batch(*place)))
 
+    def all_rows(self) -> dict[int, Array]:
+        """Return all rows by their ids."""
+        from flightedl.formats.checkpoint_files import load_shard_blocks
+
+        found: dict[int, Array] = {}
+        for index in range(self._plan.pserver_count if self._scenario.has_table else 0):
+            taken: list[Any] = []
+            load_shard_blocks(self._storage, self._manifest, self._specs, self._plan, index, taken.append)
+            found |= self._rows_of(index, taken)
+        return found
+
     def _rows(self, index: int, taken: list[Any], applied: Any) -> None:
         """Note the rows of a pserver and the applied batches of its buckets."""
+        rows = self._rows_of(index, taken)
+        self._ids += rows
+        if any(abs(value - self._scenario.final_value).max() > _CLOSE for value in rows.values()):
+            self._found.append(f"rows of pserver {index} have values other than {self._scenario.final_value}")
+        own = self._plan.buckets_of(index)
+        self._of_buckets.update(self._applied(applied, alike.start) for alike in applied.alike(own))
+
+    def _rows_of(self, index: int, taken: list[Any]) -> dict[int, Array]:
         from flightedl.domain.tables.placement import BUCKETS, buckets_of, salt_of
         from flightedl.domain.tables.restoring import FileBuckets
         from flightedl.formats.row_batches import ROWS_OF, StoredRows
@@ -183,10 +260,7 @@ class _Judge:
             elif isinstance(each, StoredRows) and each.kind.startswith(ROWS_OF):
                 kept = is_read[buckets_of(each.ids, salt_of("rows")) + self._plan.block_count]
                 rows.update(zip(each.ids[kept].tolist(), each.values[kept], strict=True))
-        self._ids += rows
-        if any(abs(value - self._scenario.final_value).max() > _CLOSE for value in rows.values()):
-            self._found.append(f"rows of pserver {index} have values other than {self._scenario.final_value}")
-        self._of_buckets.update(self._applied(applied, alike.start) for alike in applied.alike(own))
+        return rows
 
     def _row_counts(self) -> None:
         """Compare the number of rows of each epoch with the number of its batches."""

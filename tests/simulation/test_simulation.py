@@ -14,6 +14,7 @@ from tests.simulation.cores.runs import Summary
 from tests.support.marks import all_marks
 
 from .found_at import seeds_for
+from .test_found_bugs import FOUND
 
 #: Number of times that seeds must have reached a mark for a test to require it: rarer ones may be missed by chance.
 OFTEN = 4
@@ -191,9 +192,15 @@ def test_a_planted_bug_is_found(flaw):
     assert run_seeds(seeds_for(flaw), flaws=[flaw]).found, BUGS[flaw]
 
 
-@pytest.mark.seeds
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("flaw", [flaw for flaw in BUGS if flaw not in QUICK])
+@pytest.mark.parametrize(
+    "flaw",
+    [
+        pytest.param(flaw, marks=pytest.mark.storm if flaw in FOUND else pytest.mark.seeds)
+        for flaw in BUGS
+        if flaw not in QUICK
+    ],
+)
 def test_a_planted_bug_is_found_sooner_or_later(flaw):
     assert run_seeds(seeds_for(flaw), flaws=[flaw]).found, BUGS[flaw]
 
