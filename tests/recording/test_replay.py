@@ -19,7 +19,7 @@ from tests.simulation.cores import Outcome, run_seed
 from tests.simulation.cores.bugs import PLANTED
 from tests.simulation.cores.planted import planted
 
-SEEDS = (16, 35, 0, 5, 77, 9, 12)
+SEEDS = (16, 35, 0, 5, 77, 9, 12, 68)
 
 
 def record(seed: int, directory: Path) -> Path:
