@@ -113,8 +113,8 @@ class OnceNames(TrainerNames):
     def claim(self, name: str) -> Once:
         """Claim the name if it is free. The result is also truthy if this trainer already holds the name.
 
-        If the dead trainer in whose place this one was started still holds it, wait for the end of its lease: nobody
-        else may be left to claim the name.
+        If the name is held by a dead trainer that this one replaces, wait until that trainer's lease has ended. No
+        other trainer may be left to claim the name.
         """
         self.is_used = True
         key = self.keys.once + name_in(self.life(), name)

@@ -85,7 +85,7 @@ class Registration:
             return is_news
 
     def has_replaced(self, trainer: str) -> bool:
-        """True if this process was started in the place of a trainer whose lease has not ended yet."""
+        """True if this process replaces a dead trainer whose lease has not ended yet."""
         entry = self._coordinator.get(self._keys.trainer(trainer)) if self._name else None
         if entry is None:
             return False

@@ -226,7 +226,7 @@ class Job:
 
                 shuffle_bytes: Memory of decoded records that bounds what ``shuffle`` mixes; 1 GiB. Must be the same in
                 all trainers. A trainer holds up to two tasks of this size, and as much of chunks for the next tasks.
-                With ``group``, it bounds ``lanes`` and ``shuffle_block``, and may be needed up to four times.
+                With ``group``, it bounds ``lanes`` and ``shuffle_block``, and a rank may need up to four times as much.
 
                 explicit_commit: With ``group``: rounds count for ``state_dict`` when ``commit`` names them.
 
@@ -652,11 +652,12 @@ class Job:
                 won.publish(job.output_dir / "report.json", report)
 
         A trainer loses its name if it dies or raises an exception before its session ends, or if it is frozen or
-        disconnected for longer than its lease. Another trainer may then claim the name and repeat the work; the one
-        that is started in the place of a dead one waits for the end of its lease. A frozen
-        trainer is not notified when it continues: ``won.require()`` raises FencedError, and ``won.publish`` and
-        ``save_model(once=won)`` do not replace the new holder's files. Other side effects are unprotected and should be
-        idempotent.
+        disconnected for longer than its lease. Another trainer may then claim the name and repeat the work. If a dead
+        trainer still holds the name, the trainer that replaces it waits until the lease has ended.
+
+        A frozen trainer is not notified when it continues: ``won.require()`` raises FencedError, and ``won.publish``
+        and ``save_model(once=won)`` do not replace the new holder's files. Other side effects are unprotected and
+        should be idempotent.
         """
         self._require_open()
         return self._once.claim(arguments.name_of("the name given to once", name))

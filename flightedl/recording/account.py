@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -267,15 +268,12 @@ def account(recordings: Iterable[Recording]) -> Account:
     if data.is_open:
         # The last processes may have restored all that they have.
         former = {batch for spans in read.spans for _, counts in spans.all() for batch in counts.accepted} - seen
-        had_by = [(number, counts.inherited) for number, counts in owned.items() if counts.inherited is not None]
-        seen |= {batch for batch in former if any(_has(inherited, number, batch) for number, inherited in had_by)}
+        inherited_by = [_inherited_by(number, counts) for number, counts in owned.items()]
+        seen |= {batch for batch in former if any(had(batch) for had in inherited_by)}
     expected = (seen if data.is_open or data.epochs is None else set(data.batches())) - data.excluded
     lost, double, foreign = set(), set(), {batch for batch in seen if not data.has(batch)}
     for number, counts in owned.items():
-
-        def had(batch: Batch, number: int = number, inherited: AppliedBatches | None = counts.inherited) -> bool:
-            return inherited is not None and _has(inherited, number, batch)
-
+        had = _inherited_by(number, counts)
         lost |= {batch for batch in expected - counts.accepted if not had(batch)}
         lost |= {batch for batch in counts.pushed if batch not in counts.updates}
         double |= {batch for batch, count in counts.updates.items() if count > 1 or had(batch)}
@@ -294,9 +292,14 @@ def account(recordings: Iterable[Recording]) -> Account:
     )
 
 
-def _has(inherited: AppliedBatches, number: int, batch: Batch) -> bool:
+def _inherited_by(number: int, counts: _Counts) -> Callable[[Batch], bool]:
+    """Return a function that tells if a block had a batch when its process received it."""
+    inherited = counts.inherited
+    if inherited is None:
+        return lambda _: False
     # Blocks that have joined a span have applied the same batches as the others in it.
-    return inherited.has(number if number in inherited.numbers else inherited.numbers[0], batch)
+    numbers = inherited.numbers
+    return partial(inherited.has, number if number in numbers else numbers[0])
 
 
 def _stray(pushes: Sequence[tuple[float, str, Batch]], trainers: Mapping[str, Sequence[_Trainer]]) -> set[Batch]:

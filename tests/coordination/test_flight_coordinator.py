@@ -54,7 +54,7 @@ class FlightWorld:
         self.inner.compact()
 
     def start(self) -> None:
-        # A connection that has seen the store before it was restored refuses to use it.
+        # A connection refuses a restored store if it has seen a later state of it.
         routes = Routes(actions=coordinator_actions(self.inner.another()))
         identity = ServerIdentity(JOB, ROLE)
         self.server = FlightServer(routes, identity, clock=SystemClock(), port=self.port)

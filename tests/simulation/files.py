@@ -40,7 +40,7 @@ class Store:
         self.files: dict[str, bytes] = {}
         #: All files that were written completely, including those deleted or damaged later.
         self.written: dict[str, bytes] = {}
-        #: Path of a file that is damaged -> its content before that.
+        #: Path of a damaged file -> its content before the damage.
         self.damaged: dict[str, bytes] = {}
         #: True if any file was ever damaged.
         self.has_damage = False

@@ -330,7 +330,7 @@ class Programs:
         return 0
 
     def _save(self, job: Any, table: Any, report: str) -> None:
-        """Save what the job has at its end. Each trainer asks for it, and one of them does it."""
+        """Save the model and the rows, and write a report. All trainers call this; one of them writes each file."""
         job.save_model(SAVED_MODEL, server=self.scenario.has_store and self.scenario.seed % 2 == 0)
         if table is not None:
             table.export(SAVED_ROWS, slots=True)

@@ -463,7 +463,7 @@ class Checkpoints:
         return (Persist(), *self._propose(work, at_round, now))
 
     def _propose_renumbered(self, work: _Ordered, at_round: int | None, now: float) -> Effects:
-        """Propose another round under another number, which names one state.
+        """Propose another round under a new number, because a number must name a single state.
 
         Pservers may have copied their blocks without the master's knowledge, and followers may have stopped there.
         """
