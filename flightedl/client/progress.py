@@ -1,9 +1,10 @@
 """A trainer's reports of its progress: to the master, on the metrics page, and in files in the output directory.
 
 The user's thread counts batches and collects the values of ``job.log``, which takes a microsecond per call. Another
-thread reports changes twice a second, or less often if the master requests that. Even without changes, it reports every
-few seconds, so that a hanging script can be distinguished from a stopped process. On the master's request, it also
-sends the stack traces of the trainer's threads.
+thread reports the first batch at once, because a script that ends before one is taken for broken, and further changes
+twice a second, or less often if the master requests that. Even without changes, it reports every few seconds, so that a
+hanging script can be distinguished from a stopped process. On the master's request, it also sends the stack traces of
+the trainer's threads.
 
 The reporting thread also writes the files. If the directory is not writable, it reports this once, and training
 continues without files.
@@ -98,7 +99,9 @@ class ProgressReporter:
         #: Returns True if other trainers are training the same model.
         self.shares_model: Callable[[], bool] = lambda: True
         self._sent_model = ""
-        self._stopping = threading.Event()
+        self._is_stopping = False
+        #: Set when there is something to report at once.
+        self._is_urgent = threading.Event()
         self._thread = threading.Thread(target=self._run, name="flightedl-progress", daemon=True)
         self._thread.start()
 
@@ -109,6 +112,8 @@ class ProgressReporter:
         totals.records += records
         totals.idle_batches += is_idle
         self._batch_at = self._now()
+        if totals.batches == 1:
+            self._is_urgent.set()
 
     def advanced(self) -> None:
         """Record that the trainer has measured one batch of an evaluation."""
@@ -145,11 +150,16 @@ class ProgressReporter:
             return figures(self._totals, slack_s)
 
     def close(self) -> None:
-        self._stopping.set()
+        self._is_stopping = True
+        self._is_urgent.set()
         self._thread.join(2.0)
 
     def _run(self) -> None:
-        while not self._stopping.wait(self._every_s):
+        while True:
+            self._is_urgent.wait(self._every_s)
+            self._is_urgent.clear()
+            if self._is_stopping:
+                break
             self._look()
             self._flush()
             if self._logged is not None:

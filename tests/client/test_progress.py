@@ -6,7 +6,9 @@ import contextlib
 import socket
 import sys
 import threading
+import time
 import urllib.request
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,6 +28,12 @@ from flightedl.messages.tasks import LogReply, LogRequest
 from .pserver_bench import Cluster
 
 
+def wait_until(is_true: Callable[[], bool]) -> None:
+    """Wait for the reporting thread, which reports the first batch at once."""
+    while not is_true():
+        time.sleep(0.001)
+
+
 def test_idle_batches_are_reported_and_survive_a_lost_message() -> None:
     sent: list[LogRequest] = []
     failures = [UnavailableError("no master")]
@@ -38,11 +46,27 @@ def test_idle_batches_are_reported_and_survive_a_lost_message() -> None:
 
     reporter = ProgressReporter(send, lambda: ("t", 1), lambda: None)
     reporter.batch(10, is_idle=True)
-    reporter._flush()
+    wait_until(lambda: not failures)
     reporter.batch(10, is_idle=False)
     reporter.batch(10, is_idle=True)
     reporter.close()
-    assert [(each.batches, each.idle_batches) for each in sent] == [(3, 2)]
+    assert sum(each.batches for each in sent) == 3
+    assert sum(each.idle_batches for each in sent) == 2
+
+
+def test_the_first_batch_is_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flightedl.client.progress.REPORT_EVERY_S", 3600.0)
+    has_reported = threading.Event()
+
+    def send(body: bytes) -> bytes:
+        if decode(body, LogRequest).batches == 1:
+            has_reported.set()
+        return encode(LogReply(every_s=3600.0))
+
+    reporter = ProgressReporter(send, lambda: ("t", 1), lambda: None)
+    reporter.batch(10)
+    assert has_reported.wait(10.0)
+    reporter.close()
 
 
 def test_a_script_that_has_not_asked_for_a_batch_reports_its_age() -> None:
@@ -79,11 +103,10 @@ def test_times_of_a_lost_report_are_in_the_next_one() -> None:
     now = 2.0
     probe.turn(SCRIPT)
     reporter = ProgressReporter(send, lambda: ("t", 1), lambda: None, lambda: now, probe)
-    for _ in range(2):
-        reporter.batch(1)
-        reporter._flush()
+    reporter.batch(1)
+    wait_until(lambda: not failures)
+    reporter.batch(1)
     reporter.close()
-    assert not failures
     assert sum(each.profile.get(DATA, 0.0) for each in sent) == 2.0
 
 
@@ -100,7 +123,7 @@ def test_the_last_report_of_a_script_says_that_it_had_a_process_group() -> None:
     reporter.metrics({"loss": 1.0}, 1)
     reporter._flush()
     reporter.batch(10)
-    reporter._flush()
+    wait_until(lambda: len(sent) == 2)
     shares = True
     reporter.close()
     assert [each.model for each in sent] == ["", "own", "common"]

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.etcd, pytest.mark.faults, pytest.mark.slow, pytest.mar
 RECORDS, BATCH, POISON = 400, 10, 123
 
 SCRIPT = f"""
-import os, sys, time
+import os, sys
 from flightedl.process.tuning import leave_out_pandas_and_scipy
 leave_out_pandas_and_scipy()
 import numpy as np
@@ -30,8 +30,6 @@ with fe.connect() as job:
     data = job.dataset("data.parquet", batch_size={BATCH}, epochs=1, on_lost="continue")
     model = job.parameters({{"w": np.zeros({RECORDS}, np.float32)}}, optimizer=fe.SGD(lr=1.0), mode=fe.Async())
     for batch in data:
-        # The launcher must know that the job has trained. Trainers report it twice a second.
-        time.sleep(0.06)
         k = batch["k"].to_numpy()
         if {POISON} in k:
             {{fault}}
