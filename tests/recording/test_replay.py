@@ -15,9 +15,9 @@ from flightedl.errors import CorruptError
 from flightedl.recording.cores import CORES
 from flightedl.recording.reader import recordings_in
 from flightedl.recording.replay import Difference, first_difference, replay
+from tests.simulation.bugs import PLANTED
 from tests.simulation.cores import Outcome, run_seed
-from tests.simulation.cores.bugs import PLANTED
-from tests.simulation.cores.planted import planted
+from tests.support.planting import planted
 
 SEEDS = (16, 35, 0, 5, 77, 9, 12, 68)
 

@@ -34,7 +34,7 @@ from typing import Any
 
 import pytest
 
-from tests.simulation.cores.planted import Planted, planted
+from tests.support.planting import Planted, planted
 
 #: A schedule: (decision, option) for each decision that differs from the default, which is to continue.
 Schedule = tuple[tuple[int, int], ...]

@@ -16,7 +16,7 @@ from flightedl.errors import UsageError
 from flightedl.pserver import arena as arenas
 from flightedl.pserver.arena import Arena
 from flightedl.pserver.spans import ArraySpan
-from tests.simulation.cores.planted import Planted, bug, rewrites, swaps
+from tests.support.planting import Planted, bug, rewrites, swaps
 
 from .scheduler import Lock, Run, explore, finds, running
 

@@ -20,8 +20,8 @@ from flightedl.pserver.step_stream import StepStream
 from flightedl.wire.parts import STEP_END, decode_message, encode_message
 from flightedl.wire.rows import OutgoingBlocks
 from tests.pserver.test_snapshots import Pserver
-from tests.simulation.cores.planted import Planted, bug, drops, rewrites
 from tests.support.memory import MemoryStorage
+from tests.support.planting import Planted, bug, drops, rewrites
 
 from .scheduler import Event, Run, VirtualClock, explore, finds, running
 

@@ -17,8 +17,8 @@ from flightedl.master.durable import DurableState
 from flightedl.master.evaluations import EvaluationDatasets
 from flightedl.master.state import JobState
 from flightedl.messages.tasks import StopRequest
-from tests.simulation.cores.planted import Planted, bug, drops, rewrites, swaps
 from tests.support.memory import MemoryCoordinator
+from tests.support.planting import Planted, bug, drops, rewrites, swaps
 
 from .scheduler import Lock, Run, VirtualClock, explore, finds
 

@@ -13,7 +13,7 @@ from flightedl.adapters import etcd
 from flightedl.adapters.etcd import EtcdCoordinator
 from flightedl.errors import UnavailableError
 from flightedl.ports import Written
-from tests.simulation.cores.planted import Planted, bug, drops, rewrites, swaps
+from tests.support.planting import Planted, bug, drops, rewrites, swaps
 
 from .scheduler import Run, VirtualClock, explore, finds, running
 

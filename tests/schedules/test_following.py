@@ -12,7 +12,7 @@ from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import plan_shards
 from flightedl.messages.feed import ChangesHeader, Position
 from flightedl.wire.changes import Change
-from tests.simulation.cores.planted import Planted, bug, rewrites
+from tests.support.planting import Planted, bug, rewrites
 
 from .scheduler import Run, explore, finds
 

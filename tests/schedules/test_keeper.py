@@ -12,8 +12,8 @@ from flightedl.coordination import keeper
 from flightedl.coordination.keeper import HeldKey
 from flightedl.domain.tenure import RENEWALS_PER_TTL
 from flightedl.ports import Absent, Delete, ModifiedAt, Put
-from tests.simulation.cores.planted import Planted, bug, drops, rewrites, swaps
 from tests.support.memory import MemoryCoordinator
+from tests.support.planting import Planted, bug, drops, rewrites, swaps
 
 from .scheduler import Run, VirtualClock, explore, finds, running
 

@@ -14,7 +14,7 @@ from flightedl.pserver import line_loop
 from flightedl.pserver.line_loop import LineLoop
 from flightedl.rpc import line as rpc_line
 from flightedl.rpc.line import Lines
-from tests.simulation.cores.planted import Planted, bug, drops, rewrites, swaps
+from tests.support.planting import Planted, bug, drops, rewrites, swaps
 
 from .scheduler import Lock, Run, VirtualClock, explore, finds, running
 

@@ -12,7 +12,7 @@ from flightedl.coordination.keys import JobKeys
 from flightedl.domain.master.events import LeasesSeen
 from flightedl.master import service as services
 from flightedl.master.service import MasterService
-from tests.simulation.cores.planted import Planted, bug, swaps
+from tests.support.planting import Planted, bug, swaps
 
 from .scheduler import Lock, Run, explore, finds, running
 

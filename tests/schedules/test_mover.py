@@ -9,7 +9,7 @@ from flightedl.domain.moving.server import State
 from flightedl.domain.moving.values import Release
 from flightedl.pserver.moving import mover
 from flightedl.pserver.moving.mover import Mover
-from tests.simulation.cores.planted import bug, rewrites
+from tests.support.planting import bug, rewrites
 
 from .scheduler import Run, VirtualClock, explore, finds
 

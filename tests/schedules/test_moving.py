@@ -26,8 +26,8 @@ from flightedl.pserver.moving.parcels import Digest
 from flightedl.pserver.moving.peers import Reading
 from flightedl.pserver.shard import Shard
 from tests.pserver.test_snapshots import Pserver
-from tests.simulation.cores.planted import bug, rewrites, swaps
 from tests.support.memory import MemoryStorage
+from tests.support.planting import bug, rewrites, swaps
 
 from .scheduler import Run, VirtualClock, explore, finds
 

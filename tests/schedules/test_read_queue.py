@@ -6,7 +6,7 @@ import pytest
 
 from flightedl.client.data import read_queue
 from flightedl.client.data.read_queue import ReadQueue
-from tests.simulation.cores.planted import Planted, bug, drops, swaps
+from tests.support.planting import Planted, bug, drops, swaps
 
 from .scheduler import Run, explore, finds
 

@@ -9,7 +9,7 @@ import pytest
 
 from flightedl.client.data import readers
 from flightedl.client.data.readers import _Job, _Pool
-from tests.simulation.cores.planted import Planted, bug, drops, swaps
+from tests.support.planting import Planted, bug, drops, swaps
 
 from .scheduler import Run, explore, finds, running
 

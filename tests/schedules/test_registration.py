@@ -12,8 +12,8 @@ from flightedl.client.registration import Registration
 from flightedl.coordination.keys import JobKeys
 from flightedl.errors import FencedError, NotReadyError
 from flightedl.ports import Put
-from tests.simulation.cores.planted import Planted, bug, drops, swaps
 from tests.support.memory import MemoryCoordinator
+from tests.support.planting import Planted, bug, drops, swaps
 
 from .scheduler import Run, VirtualClock, explore, finds
 

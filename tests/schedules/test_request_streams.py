@@ -9,7 +9,7 @@ import pytest
 
 from flightedl.rpc import reuse
 from flightedl.rpc.reuse import HeldStream, ReusableExchange
-from tests.simulation.cores.planted import Planted, bug, rewrites, swaps
+from tests.support.planting import Planted, bug, rewrites, swaps
 
 from .scheduler import Run, VirtualClock, explore, finds
 

@@ -13,7 +13,7 @@ from flightedl.client import connections
 from flightedl.client.connections import Servers
 from flightedl.coordination.records import ServerRecord
 from flightedl.errors import NotReadyError
-from tests.simulation.cores.planted import Planted, bug, drops, swaps
+from tests.support.planting import Planted, bug, drops, swaps
 
 from .scheduler import Run, explore, finds, running
 

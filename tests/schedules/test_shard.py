@@ -14,8 +14,8 @@ from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.pserver import held
 from flightedl.pserver.held import Held
 from tests.pserver.test_snapshots import Pserver
-from tests.simulation.cores.planted import bug, rewrites
 from tests.support.memory import MemoryStorage
+from tests.support.planting import bug, rewrites
 
 from .scheduler import Run, explore, finds, first_failure
 

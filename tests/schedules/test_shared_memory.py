@@ -24,7 +24,7 @@ from flightedl.wire import shared_protocol, shared_values
 from flightedl.wire.parts import STEP_END
 from flightedl.wire.rows import OutgoingBlocks
 from flightedl.wire.shared_values import Outbox
-from tests.simulation.cores.planted import Planted, bug, drops, rewrites, swaps
+from tests.support.planting import Planted, bug, drops, rewrites, swaps
 
 from .scheduler import Event, Lock, Run, SimpleQueue, VirtualClock, explore, finds, running
 

@@ -14,8 +14,8 @@ from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.formats.shard_files import StoredBlock
 from flightedl.pserver import copier, copying, snapshots
 from tests.pserver.test_snapshots import Pserver
-from tests.simulation.cores.planted import Planted, bug, drops, swaps
 from tests.support.memory import MemoryStorage
+from tests.support.planting import Planted, bug, drops, swaps
 
 from .scheduler import Run, explore, finds, running
 

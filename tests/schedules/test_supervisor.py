@@ -10,7 +10,7 @@ import pytest
 from flightedl.launch import supervisor
 from flightedl.launch.policy import Limits, Role, Slot
 from flightedl.launch.supervisor import Outcome, Supervisor
-from tests.simulation.cores.planted import Planted, bug, drops, swaps
+from tests.support.planting import Planted, bug, drops, swaps
 
 from .scheduler import Run, VirtualClock, explore, finds
 

@@ -16,7 +16,7 @@ from flightedl.messages.base import decode, encode
 from flightedl.messages.tasks import Assignment, LogReply, LogRequest, ReturnedTask, TasksReply
 from flightedl.process import background
 from flightedl.process.background import Background
-from tests.simulation.cores.planted import Planted, bug, drops, rewrites, swaps
+from tests.support.planting import Planted, bug, drops, rewrites, swaps
 
 from .scheduler import Run, VirtualClock, explore, finds
 

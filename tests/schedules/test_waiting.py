@@ -22,8 +22,8 @@ from flightedl.pserver import changes as block_changes
 from flightedl.pserver.changes import Changes
 from flightedl.recording import writer
 from flightedl.recording.writer import BackgroundFile
-from tests.simulation.cores.planted import Planted, bug, drops, rewrites, swaps
 from tests.support.memory import MemoryCoordinator
+from tests.support.planting import Planted, bug, drops, rewrites, swaps
 
 from .scheduler import Lock, Run, VirtualClock, explore, finds, running
 

@@ -28,7 +28,7 @@ from tests.simulation import runs
 from tests.simulation.scenario import Wanted, features_of
 
 if TYPE_CHECKING:
-    from tests.simulation.cores.planted import Planted
+    from tests.support.planting import Planted
 
 FILE = Path(__file__).with_suffix(".json")
 #: Virtual seconds after which a job hangs. Jobs without a bug take at most a minute.

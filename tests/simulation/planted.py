@@ -10,10 +10,9 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import ExitStack
 
-from tests.simulation.cores import planted_moves, planted_pserver, planted_standbys
-from tests.simulation.cores.bugs import PLANTED
-from tests.simulation.cores.planted import Edit, Planted, planted
-from tests.simulation.driver_bugs import DRIVER_BUGS, MOVE_BUGS
+from tests.simulation.bugs import PLANTED, moves, pserver, standbys
+from tests.simulation.bugs.drivers import DRIVER_BUGS, MOVE_BUGS
+from tests.support.planting import Edit, Planted, planted
 
 #: Those in models of drivers have no place in the product.
 CORE_BUGS: dict[str, Planted] = {
@@ -23,9 +22,9 @@ BUGS: dict[str, Planted] = CORE_BUGS | DRIVER_BUGS
 #: Bug -> the feature without which its scenarios never reach it; empty for none.
 FEATURES: dict[str, str] = (
     dict.fromkeys(BUGS, "")
-    | dict.fromkeys(planted_pserver.ROW_BUGS, "tables")
-    | dict.fromkeys(planted_moves.MOVE_BUGS | MOVE_BUGS, "moves")
-    | dict.fromkeys(planted_standbys.STANDBY_BUGS, "standbys")
+    | dict.fromkeys(pserver.ROW_BUGS, "tables")
+    | dict.fromkeys(moves.MOVE_BUGS | MOVE_BUGS, "moves")
+    | dict.fromkeys(standbys.STANDBY_BUGS, "standbys")
 )
 
 #: Place of a function -> number of its calls in this process. See ``count``.

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.planting import planted
+
+from .bugs.drivers import NEEDS
 from .client import Simulation
-from .cores.planted import planted
-from .driver_bugs import NEEDS
 from .planted import BUGS
 
 pytestmark = pytest.mark.timeout(240)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from flightedl_tools.main import run_command_line
+from tests.simulation.bugs import PLANTED
 from tests.simulation.cores import Outcome, run_seed
-from tests.simulation.cores.bugs import PLANTED
-from tests.simulation.cores.planted import planted
+from tests.support.planting import planted
 
 SEED = 6
 BUG = "a member before all have agreed"

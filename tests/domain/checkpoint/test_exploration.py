@@ -18,7 +18,7 @@ from flightedl.domain.checkpoint.values import CheckpointSettings, MovePointer, 
 from flightedl.domain.master.checkpointing import Checkpointing
 from flightedl.domain.master.effects import Outbox, StoreWork
 from tests.exploration import Explored, ViolationError, explore
-from tests.simulation.cores.planted import bug, planted, swaps
+from tests.support.planting import bug, planted, swaps
 
 from .checkpoint_shell import shard_file
 

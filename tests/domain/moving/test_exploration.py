@@ -6,7 +6,7 @@ import pytest
 
 from tests.domain.moving.world import Limits, World, first_world, steps, wrong
 from tests.exploration import Explored, ViolationError, explore
-from tests.simulation.cores.planted import Edit, answers, bug, planted, rewrites, swaps
+from tests.support.planting import Edit, answers, bug, planted, rewrites, swaps
 
 _SERVER = "domain.moving.server:MovingBlocks."
 _DIRECTOR = "domain.moving.director:Director."

@@ -15,7 +15,7 @@ from flightedl.domain.moving.standby import (
 )
 from tests.domain.moving.standby_world import Limits, first_world, is_end, steps, wrong
 from tests.exploration import Explored, ViolationError, explore
-from tests.simulation.cores.planted import Edit, answers, bug, planted, swaps
+from tests.support.planting import Edit, answers, bug, planted, swaps
 
 _CORE = "domain.moving.standby:"
 

@@ -15,8 +15,6 @@ modules of this package simulate everything around these cores:
 * ``cluster``: all processes, and the supervisor that restarts them
 * ``strikes``: random faults
 * ``account``, ``row_account``: check the invariants against everything that was assigned, done, stored and reported
-* ``planted``: bugs planted in the product's source, which ``planted_master``, ``planted_pserver``, ``planted_trainer``,
-  ``planted_moves``, ``planted_standbys`` and ``bugs`` list
 * ``runs``: runs many seeds in several processes
 * ``recorded``: records the simulated processes
 
@@ -57,7 +55,7 @@ pservers are drained, from time to time. With ``--standbys``, processes without 
 more often; with both options, the master also moves blocks away from busy pservers.
 """
 
-from tests.simulation.cores.bugs import BUGS
+from tests.simulation.bugs import BUGS
 from tests.simulation.cores.cluster import Cluster, Outcome
 from tests.simulation.cores.runs import Found, Summary, run_seed, run_seeds
 from tests.simulation.cores.world import Violation

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from flightedl.adapters.clock import SystemClock
-from tests.simulation.cores.bugs import BUGS
+from tests.simulation.bugs import BUGS
 from tests.simulation.cores.runs import Summary, run_seeds
 from tests.support.marks import report
 

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from flightedl.marks import counting
-from tests.simulation.cores.bugs import PLANTED
+from tests.simulation.bugs import PLANTED
+from tests.simulation.bugs.moves import MOVE_BUGS
+from tests.simulation.bugs.pserver import ROW_BUGS
+from tests.simulation.bugs.standbys import STANDBY_BUGS
 from tests.simulation.cores.cluster import Cluster, Outcome
-from tests.simulation.cores.planted import planted
-from tests.simulation.cores.planted_moves import MOVE_BUGS
-from tests.simulation.cores.planted_pserver import ROW_BUGS
-from tests.simulation.cores.planted_standbys import STANDBY_BUGS
+from tests.support.planting import planted
 
 _CHUNK = 25
 _STORY_LINES = 60

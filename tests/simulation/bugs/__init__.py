@@ -1,13 +1,13 @@
-"""All bugs that can be planted in a run, by name (see ``planted``)."""
+"""All bugs that can be planted in a run, by name. See ``tests.support.planting``."""
 
 from __future__ import annotations
 
-from tests.simulation.cores.planted import Planted
-from tests.simulation.cores.planted_master import MASTER_BUGS
-from tests.simulation.cores.planted_moves import MOVE_BUGS
-from tests.simulation.cores.planted_pserver import PSERVER_BUGS, ROW_BUGS
-from tests.simulation.cores.planted_standbys import STANDBY_BUGS
-from tests.simulation.cores.planted_trainer import TRAINER_BUGS
+from tests.simulation.bugs.master import MASTER_BUGS
+from tests.simulation.bugs.moves import MOVE_BUGS
+from tests.simulation.bugs.pserver import PSERVER_BUGS, ROW_BUGS
+from tests.simulation.bugs.standbys import STANDBY_BUGS
+from tests.simulation.bugs.trainer import TRAINER_BUGS
+from tests.support.planting import Planted
 
 #: Name of a bug in the simulation's own models -> its description.
 FLAWS: dict[str, str] = {

@@ -1,8 +1,8 @@
-"""Bugs in standby pservers; see ``planted``. Runs with one of these bugs always have standbys, moves and rows."""
+"""Bugs in standby pservers. Runs with one of these bugs always have standbys, moves and rows."""
 
 from __future__ import annotations
 
-from tests.simulation.cores.planted import Planted, answers, bug, swaps
+from tests.support.planting import Planted, answers, bug, swaps
 
 _STANDBY = "domain.moving.standby:"
 _COPY = f"{_STANDBY}StandbyCopy."

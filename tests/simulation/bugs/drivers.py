@@ -1,4 +1,4 @@
-"""Bugs in the drivers of the product: client, pserver, master, coordination, rpc and wire. See ``planted``.
+"""Bugs in the drivers of the product: client, pserver, master, coordination, rpc and wire.
 
 ``found_bugs.json`` has a seed for each bug that one finds, and for the others the number of seeds that were tried.
 ``NEEDS`` states what the simulation lacks to find those.
@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from tests.simulation.cores.planted import Planted, answers, bug, drops, rewrites, swaps
+from tests.support.planting import Planted, answers, bug, drops, rewrites, swaps
 
 _SHARD = "pserver.shard:Shard."
 _MOVER = "pserver.moving.mover:Mover."

@@ -1,8 +1,8 @@
-"""Bugs in the decisions of masters (work, members, checkpoints, recovery, evaluations); see ``planted``."""
+"""Bugs in the decisions of masters (work, members, checkpoints, recovery, evaluations)."""
 
 from __future__ import annotations
 
-from tests.simulation.cores.planted import Planted, answers, bug, drops, rewrites, swaps
+from tests.support.planting import Planted, answers, bug, drops, rewrites, swaps
 
 _SCHEDULE = "domain.master.deterministic_schedule:DeterministicSchedule."
 _QUEUE = "domain.queue.tasks:TaskQueue."

@@ -6,8 +6,8 @@ import pytest
 
 from flightedl.domain.queue.bisection import after_failure
 from flightedl.domain.queue.values import BatchRange
-from tests.simulation.cores.bugs import PLANTED
-from tests.simulation.cores.planted import StalePatchError, answers, bug, edited_source, planted, swaps
+from tests.simulation.bugs import PLANTED
+from tests.support.planting import StalePatchError, answers, bug, edited_source, planted, swaps
 
 #: Maximum number of bugs written by hand; all others change one expression, return value or statement.
 BY_HAND = 40

@@ -1,8 +1,8 @@
-"""Bugs in the moves of blocks between pservers; see ``planted``. Runs with one of these bugs always have moves."""
+"""Bugs in the moves of blocks between pservers. Runs with one of these bugs always have moves."""
 
 from __future__ import annotations
 
-from tests.simulation.cores.planted import Planted, answers, bug, swaps
+from tests.support.planting import Planted, answers, bug, swaps
 
 _SERVER = "domain.moving.server:MovingBlocks."
 _DIRECTOR = "domain.moving.director:Director."

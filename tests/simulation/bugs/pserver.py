@@ -1,8 +1,8 @@
-"""Bugs in the decisions of pservers (blocks, rounds, applied sets, snapshots, rows); see ``planted``."""
+"""Bugs in the decisions of pservers (blocks, rounds, applied sets, snapshots, rows)."""
 
 from __future__ import annotations
 
-from tests.simulation.cores.planted import Planted, answers, bug, drops, rewrites, swaps
+from tests.support.planting import Planted, answers, bug, drops, rewrites, swaps
 
 _BLOCKS = "domain.pserver.blocks:BlockProtocol."
 _ROUNDS = "domain.consistency.rounds:BlockRounds."

@@ -8,8 +8,7 @@ A bug is a mistake in one place or in a few related places, written as the code 
 * ``rewrites``: statements are replaced with others, which were written by hand for this bug.
 
 The function's current source is edited and compiled, and the function uses the new code for one run. If the code to be
-replaced is missing or not unique, ``StalePatchError`` is raised, and the bug must be adapted. The bugs in ``bugs`` are
-in the simulation's own models.
+replaced is missing or not unique, ``StalePatchError`` is raised, and the bug must be adapted.
 """
 
 from __future__ import annotations

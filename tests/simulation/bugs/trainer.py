@@ -1,8 +1,8 @@
-"""Bugs in the decisions of trainers; see ``planted``."""
+"""Bugs in the decisions of trainers."""
 
 from __future__ import annotations
 
-from tests.simulation.cores.planted import Planted, answers, bug, drops, rewrites, swaps
+from tests.support.planting import Planted, answers, bug, drops, rewrites, swaps
 
 _FEED = "domain.trainer.feed:Feed."
 _LOOP = "domain.trainer.readings:BatchLoop."
