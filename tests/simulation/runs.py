@@ -48,8 +48,8 @@ class Outcome:
     strikes: int = 0
     #: Process -> number of its transactions of etcd.
     transactions: dict[str, int] = field(default_factory=dict)
-    #: Function -> number of its calls, if they were counted.
-    calls: dict[str, int] = field(default_factory=dict)
+    #: (role, index, function) -> number of its calls, if they were counted.
+    calls: list[tuple[str, int, str, int]] = field(default_factory=list)
     mode: str = ""
     log: list[str] = field(default_factory=list)
     history: list[str] = field(default_factory=list)
@@ -91,15 +91,14 @@ def run_here(
 ) -> Outcome:
     """Run a seed in this process. After the last one, its threads are left as they are."""
     from tests.simulation import account
+    from tests.simulation.calls import calls, prepare
     from tests.simulation.cluster import Cluster
-    from tests.simulation.planted import calls, count, plant
     from tests.simulation.programs import Programs
     from tests.simulation.scheduler import HangsError
     from tests.simulation.strikes import Striker
 
-    plant(wanted.planted)
-    count(wanted.counted)
     scenario = drawn(seed, wanted)
+    prepare(wanted.planted, {*wanted.counted, *(each.aim.called for each in scenario.strikes if each.aim)} - {""})
     outcome = Outcome(seed, mode=scenario.summary)
     began_s = time.process_time()
     gc.disable()
@@ -125,7 +124,7 @@ def run_here(
         outcome.messages, outcome.threads = cluster.network.message_count, len(scheduler.threads)
         outcome.strikes = striker.count
         outcome.transactions = {each.name: count for each, count in cluster.etcd.transaction_counts.items()}
-        outcome.calls = dict(calls)
+        outcome.calls = [(*place, count) for place, count in calls.items()]
         outcome.log = cluster.told.lines + outcome.log
         outcome.history = scheduler.history or []
         if not is_last:

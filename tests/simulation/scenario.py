@@ -121,7 +121,8 @@ class Aim:
     Args:
         role: Role of the process.
         index: Its index.
-        event: "transaction" of etcd, "write" to the store, or the name of a call, whose messages count.
+        event: "transaction" of etcd, "write" to the store, the name of a remote call, whose messages count, or "call"
+            and the place of a function.
         count: Number of the event among those of the same process.
         when: "before" or "after" the event, or "within" a write.
     """
@@ -131,6 +132,11 @@ class Aim:
     event: str
     count: int
     when: str
+
+    @property
+    def called(self) -> str:
+        """The place of a function whose calls are events; empty for other events."""
+        return self.event.removeprefix("call ") if self.event.startswith("call ") else ""
 
     def __str__(self) -> str:
         return f"{self.when} {self.event} {self.count} of {self.role} {self.index}"

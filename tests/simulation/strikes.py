@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
+from tests.simulation import calls
 from tests.simulation.cluster import RESTARTED, Cluster, Started
 from tests.simulation.etcd import HOST
 from tests.simulation.scenario import Aim, Strike
@@ -42,6 +43,7 @@ class Striker:
         if self._aimed:
             self._cluster.network.watchers.append(self._happened)
             self._cluster.store.watchers.append(self._happened)
+            calls.watchers.append(self._happened)
             self._cluster.etcd.watchers.append(lambda process, _, when: self._happened(process, "transaction", when))
         if scenario.calm_after_s:
             self._scheduler.after(scenario.calm_after_s, self._calm)

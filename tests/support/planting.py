@@ -20,7 +20,7 @@ import textwrap
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -81,11 +81,12 @@ def rewrites(place: str, before: str, after: str) -> Edit:
 @contextmanager
 def planted(bugs: Collection[Planted]) -> Iterator[None]:
     """Plant these bugs while the context lasts."""
+    edits = [edit for each in bugs for edit in each.edits]
     with ExitStack() as stack:
-        for edit in [edit for each in bugs for edit in each.edits]:
-            function = _function(edit.place)
+        for place in dict.fromkeys(edit.place for edit in edits):
+            function = _function(place)
             stack.callback(setattr, function, "__code__", function.__code__)
-            function.__code__ = _edited(edit)
+            function.__code__ = _edited(tuple(edit for edit in edits if edit.place == place))
         yield
 
 
@@ -112,11 +113,11 @@ def _function(place: str) -> FunctionType:
 
 
 @cache
-def _edited(edit: Edit) -> CodeType:
-    """Return the function's code after the edit."""
-    module, qualified = _module(edit.place)
-    lines, first = inspect.getsourcelines(_function(edit.place))
-    source = edited_source("".join(lines), edit)
+def _edited(edits: tuple[Edit, ...]) -> CodeType:
+    """Return the function's code after these edits, one after the other."""
+    module, qualified = _module(edits[0].place)
+    lines, first = inspect.getsourcelines(_function(edits[0].place))
+    source = reduce(edited_source, edits, "".join(lines))
     whole = inspect.getsource(module).splitlines(keepends=True)
     whole[first - 1 : first - 1 + len(lines)] = [source]
     return next(
