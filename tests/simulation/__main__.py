@@ -7,6 +7,7 @@ import itertools
 import os
 import sys
 import time
+from collections import Counter
 from dataclasses import replace
 
 from tests.simulation import runs
@@ -38,6 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--twice", action="store_true", help="run each seed twice, and compare the traces")
     parser.add_argument("--shrink", action="store_true", help="find few strikes with which --seed still fails")
     parser.add_argument("--diff", action="store_true", help="run --seed twice, and print where the traces differ")
+    parser.add_argument("--marks", action="store_true", help="print how often each mark of the product was reached")
     parser.add_argument("--quiet", action="store_true", help="print only what fails")
     parser.add_argument("--processes", type=int, default=1, help="seeds that run at once")
     return parser
@@ -89,6 +91,10 @@ def _many(chosen: argparse.Namespace, wanted: Wanted) -> int:
         f"{sum(each.processor_s for each in outcomes):.1f} s of processor, {time.monotonic() - began_s:.0f} s; "
         f"failed: {bad or 'none'} (Python {sys.version.split()[0]})"
     )
+    if chosen.marks:
+        from tests.support.marks import report
+
+        print(report(sum((Counter(each.marks) for each in outcomes), Counter())))
     return 1 if bad else 0
 
 

@@ -48,6 +48,7 @@ def problems(cluster: Cluster, programs: Programs, recorded: Path) -> list[str]:
 def crashes(cluster: Cluster) -> list[str]:
     """Return the last line of each crash, and of each incident and traceback in the logs."""
     found = [f"crash: {each.strip().splitlines()[-1]}" for each in cluster.told.crashes]
+    found += cluster.etcd.store.problems
     for line in cluster.told.lines:
         if _INCIDENT.search(line):
             first, _, trace = line.partition("\n")

@@ -31,6 +31,7 @@ class Ran:
     messages: int
     strikes: int
     mode: str
+    marks: dict[str, int] = field(repr=False)
     log: list[str] = field(repr=False)
 
     @property

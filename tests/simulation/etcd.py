@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from flightedl.adapters import memory
+from flightedl.coordination.keys import JobKeys
 from flightedl.domain.etcd_versions import Version
 from flightedl.errors import UnavailableError
-from flightedl.ports import Condition, Operation, TransactionResult
+from flightedl.ports import Condition, Operation, Put, TransactionResult
 from tests.simulation.flight import network
 from tests.simulation.scheduler import AbandonedError, Process, Thread, require_running, this_process
 from tests.support.faulty_coordinator import Backup, FaultKind, FaultyCoordinator
@@ -62,11 +63,47 @@ class _VirtualClock:
         require_running().sleep(seconds)
 
 
+class JudgedStore(memory.MemoryStore):
+    """Store that notes what processes must not write.
+
+    Only the master that holds the lock writes the job's state, and no process takes an index whose standby is alive.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(_VirtualClock())
+        self.problems: list[str] = []
+
+    def change(self, operations: Sequence[Operation]) -> None:
+        """See ``MemoryStore``."""
+        created = [each.key for each in operations if isinstance(each, Put) and each.key not in self.entries]
+        super().change(operations)
+        current = require_running().current
+        if current is None:
+            return
+        process = current.process
+        for key in [each.key for each in operations if isinstance(each, Put)]:
+            keys = JobKeys(key.split("/")[2])
+            is_state = key.startswith(keys.state_prefix) and process.name.startswith("master")
+            if is_state and not self._has(keys.master_lock, process):
+                self.problems.append(f"{process.name} wrote the job's state, but does not have the lock")
+            index = keys.pserver_index(key) if key in created else None
+            if index is not None and self._is_of_another(keys.standby(index), process):
+                self.problems.append(f"{process.name} took index {index}, whose standby is alive")
+
+    def _is_of_another(self, key: str, process: Process) -> bool:
+        return key in self.entries and not self._has(key, process)
+
+    def _has(self, key: str, process: Process) -> bool:
+        """True if a key was written by this process."""
+        entry = self.entries.get(key)
+        return entry is not None and f'"pid":{process.pid}'.encode() in entry.value
+
+
 class Etcd:
     """The etcd of one simulation."""
 
     def __init__(self) -> None:
-        self.store = memory.MemoryStore(_VirtualClock())
+        self.store = JudgedStore()
         self.store.condition = _Atomic()  # type: ignore[assignment] # it has the methods that the store uses
         self.store.cluster = "1" * 16
         #: Probability that a request fails.

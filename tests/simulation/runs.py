@@ -50,6 +50,8 @@ class Outcome:
     transactions: dict[str, int] = field(default_factory=dict)
     #: (role, index, function) -> number of its calls, if they were counted.
     calls: list[tuple[str, int, str, int]] = field(default_factory=list)
+    #: Mark of the product -> how often it was reached.
+    marks: dict[str, int] = field(default_factory=dict)
     mode: str = ""
     log: list[str] = field(default_factory=list)
     history: list[str] = field(default_factory=list)
@@ -90,6 +92,7 @@ def run_here(
     seed: int, wanted: Wanted, *, is_verbose: bool = False, keeps_history: bool = False, is_last: bool = False
 ) -> Outcome:
     """Run a seed in this process. After the last one, its threads are left as they are."""
+    from flightedl.marks import counting
     from tests.simulation import account
     from tests.simulation.calls import calls, prepare
     from tests.simulation.cluster import Cluster
@@ -112,7 +115,8 @@ def run_here(
         striker = Striker(cluster)
         striker.begin()
         try:
-            cluster.run()
+            with counting() as marks:
+                cluster.run()
         except HangsError as error:
             outcome.problems.append(f"hangs: {error}")
             outcome.log += ["waiting:", *cluster.scheduler.waiting()]
@@ -124,6 +128,7 @@ def run_here(
         outcome.messages, outcome.threads = cluster.network.message_count, len(scheduler.threads)
         outcome.strikes = striker.count
         outcome.transactions = {each.name: count for each, count in cluster.etcd.transaction_counts.items()}
+        outcome.marks = dict(marks)
         outcome.calls = [(*place, count) for place, count in calls.items()]
         outcome.log = cluster.told.lines + outcome.log
         outcome.history = scheduler.history or []
