@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,7 @@ def problems(cluster: Cluster, programs: Programs, recorded: Path) -> list[str]:
         *bounds.problems(programs.scenario, cluster.told.lines),
         *_of_values(programs, has_repeated=any(_REPEATED.search(line) for line in cluster.told.lines)),
         *_of_losses(programs),
+        *_of_replays(recorded),
         *_of_batches(recorded, may_be_empty=is_short, may_lack_losses=_may_lack_losses(cluster)),
         *(stored.problems(cluster.store, programs.scenario, saved, programs.results) if is_plain else ()),
         *(() if cluster.has_gone_back else stored.of_copies(cluster.store, scenario, programs.copies)),
@@ -155,6 +157,18 @@ def _may_lack_losses(cluster: Cluster) -> bool:
     """True if a master may have died before it had recorded that it has set a batch aside. ``_of_losses`` knows it."""
     has_poison = bool(cluster.scenario.poison or cluster.scenario.deadly)
     return has_poison and any(" KILL    master" in line for line in cluster.told.lines)
+
+
+def _of_replays(recorded: Path) -> Iterator[str]:
+    """Each recorded core decides the same again, and checks its invariants after each event."""
+    from flightedl.recording.reader import recordings_in
+    from flightedl.recording.replay import replay
+
+    for recording in recordings_in(recorded):
+        found = replay(recording).difference
+        if found is not None:
+            last = found.trace.strip().rpartition("\n")[2] or f"{found.actual}, not {found.expected}"
+            yield f"event {found.number} of {found.process} ({found.core} {found.event}), replayed: {last}"
 
 
 def _of_batches(recorded: Path, *, may_be_empty: bool, may_lack_losses: bool) -> list[str]:
