@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from flightedl.domain.master.state import StoredState
+from flightedl.domain.queue.failed import shortened
 from flightedl.messages.declarations import JobDeclaration
 from flightedl.messages.decoding import builtins_from_json, made_alone
 from flightedl.recording.texts import text_without, url_without, value_without
@@ -26,7 +27,8 @@ Hide = Callable[[str], str]
 #: Field -> function that returns the replacement of its content.
 _REPLACED: Mapping[str, Callable[[Any], Any]] = {
     "urls": lambda urls: [url_without(url) for url in urls],
-    "error": text_without,
+    # Cores cut errors before they repeat them, and both must have the same replacement.
+    "error": lambda text: text_without(shortened(text)),
     "place": text_without,
     "lost_places": lambda places: [text_without(place) for place in places],
     # What a trainer waits for may end with a colon and the error that stopped it.

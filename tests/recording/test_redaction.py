@@ -12,10 +12,11 @@ from flightedl.domain.master import effects as out
 from flightedl.domain.master import events
 from flightedl.domain.master.core import MasterCore
 from flightedl.domain.master.state import CoreSettings, StoredState
+from flightedl.domain.queue.failed import shortened
 from flightedl.domain.queue.values import FailedPiece, Quarantined, QueueSettings
 from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset, JobDeclaration
 from flightedl.messages.tasks import FailedTask, TasksReply, TasksTicket
-from flightedl.recording.redaction import stored_without
+from flightedl.recording.redaction import field_without, stored_without
 from flightedl.recording.texts import text_without, url_without
 from flightedl.recording.values import encode, written
 
@@ -47,6 +48,12 @@ def test_an_error_text_is_recorded_as_its_class_and_a_digest() -> None:
     assert text_without(short) == short
     assert text_without(f"ValueError: {SECRET}") == short
     assert text_without("") == ""
+
+
+def test_an_error_and_the_same_error_cut_by_a_core_have_one_replacement() -> None:
+    error = "ValueError: " + "x" * 5_000
+    assert field_without(error, None, "error") == field_without(shortened(error), None, "error")
+    assert field_without(error, None, "error") == field_without(error[:2_000], None, "error")
 
 
 def test_errors_of_a_script_are_not_recorded() -> None:
