@@ -1,45 +1,30 @@
-"""``flightedl replay``: replay recorded events, or show the story of one object in a run."""
+"""``flightedl replay``: replay the recorded events of a run."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 
-from flightedl.errors import EXIT_FAILED, NotFoundError
+from flightedl.errors import EXIT_FAILED
 from flightedl.recording.reader import recordings_in
 from flightedl.recording.replay import Difference, Replayed, replay
-from flightedl.recording.story import story, subject_of, text_of
 
 from .options import json_option
 
 
 @click.command("replay")
 @click.argument("directory", type=click.Path(path_type=Path, exists=True, file_okay=False))
-@click.option(
-    "--story",
-    "wanted",
-    nargs=2,
-    metavar="KIND ID",
-    help="Show the story of batch 3/17/2, task 3/17, block 5, trainer ID or evaluation NAME.",
-)
 @json_option()
-def replay_(directory: Path, wanted: tuple[str, str] | None, as_json: bool) -> int:
+def replay_(directory: Path, as_json: bool) -> int:
     """Replay a recorded run and compare its effects.
 
     DIRECTORY contains a recording made by `flightedl run --record` or `fe.local(record=)`. Replays every event of every
     process and compares its effects with the recorded effects. If an effect differs, the command prints it on stderr,
     and the exit code is 1.
-
-    With --story, the command instead prints what all processes did with one object, in chronological order. The object
-    is a batch (EPOCH/TASK/BATCH), task (EPOCH/TASK), block, trainer or evaluation. Epochs are numbered from 1.
     """
-    if wanted is not None:
-        _print_story(directory, wanted, as_json=as_json)
-        return 0
     found = [replay(recording) for recording in recordings_in(directory)]
     differences = [each.difference for each in found if each.difference is not None]
     if as_json:
@@ -50,20 +35,6 @@ def replay_(directory: Path, wanted: tuple[str, str] | None, as_json: bool) -> i
         for difference in differences:
             click.echo(_difference(difference), err=True)
     return EXIT_FAILED if differences else 0
-
-
-def _print_story(directory: Path, wanted: tuple[str, str], *, as_json: bool) -> None:
-    found = story(recordings_in(directory), subject_of(*wanted))
-    if not found:
-        raise NotFoundError(f"{directory} has no record of {' '.join(wanted)}")
-    if as_json:
-        moments = [{"at": each.at, "process": each.process, "text": text_of(each)} for each in found]
-        click.echo(msgspec.json.encode({"story": moments}))
-        return
-    width = max(len(each.process) for each in found)
-    for each in found:
-        at = datetime.fromtimestamp(each.at, UTC).strftime("%H:%M:%S.%f")[:-3]
-        click.echo(f"{at}  {each.process:{width}}  {text_of(each)}")
 
 
 def _line(found: Replayed) -> str:

@@ -1,4 +1,4 @@
-"""Records the calls to a process's cores, replays them, and tells stories of what happened in a run.
+"""Records the calls to a process's cores, and replays them.
 
 * ``recorded``: constructs a core, with or without recording
 * ``cores``: the inputs of each kind of core; ``calls``: records and replays inputs
@@ -6,9 +6,6 @@
 * ``redaction``: removes private strings, such as passwords and paths; ``texts``: what replaces them
 * ``writer``: writes the file of one process; ``reader``: reads it
 * ``replay``: compares recorded effects with those of the current version
-* ``moments``: descriptions, for people, of events in a recorded run, which ``master_moments``, ``pserver_moments`` and
-  ``trainer_moments`` find
-* ``story``: everything that happened to one batch, task, block, trainer or evaluation
 * ``account``: counts how often each block applied each batch; ``spans``: finds the blocks that a record concerns
 
 A process constructs its core with ``recorded``. Each input of the core passes through ``calls``, which runs it and

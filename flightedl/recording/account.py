@@ -32,10 +32,9 @@ from flightedl.domain.exactly_once.batches import Batch
 from flightedl.domain.master.effects import Kind
 from flightedl.messages.decoding import builtins_from_json
 from flightedl.messages.parameters import Outcome
-from flightedl.recording.moments import BEGUN, Effects
 from flightedl.recording.reader import Recording
-from flightedl.recording.spans import Spans, released_of
-from flightedl.recording.values import BatchCounts
+from flightedl.recording.spans import Effects, Spans, released_of
+from flightedl.recording.values import BEGUN, BatchCounts
 
 #: Maximum number of batches that a finding names.
 _NAMED = 5

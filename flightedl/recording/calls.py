@@ -22,9 +22,8 @@ import msgspec
 
 from flightedl.errors import CorruptError
 from flightedl.recording.cores import APPLY, BY_CLASS, CORES, Kind
-from flightedl.recording.moments import BEGUN
 from flightedl.recording.redaction import field_without
-from flightedl.recording.values import AGAIN, by_name, decode, effects_of, encode, read, read_value, written
+from flightedl.recording.values import AGAIN, BEGUN, by_name, decode, effects_of, encode, read, read_value, written
 from flightedl.recording.writer import CoreRecorder, Recorder
 
 _NUMBERS = frozenset({bool, int, float, type(None)})

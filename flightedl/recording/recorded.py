@@ -27,7 +27,7 @@ def recorded(
 
     Args:
         recorder: Recorder of the process; None for a core that is not recorded.
-        about: Names for stories, such as ``trainer`` and ``evaluation``.
+        about: Names for readers of the recording, such as ``trainer`` and ``evaluation``.
         core: Class of the core.
         args: Positional arguments of its constructor.
         kwargs: Keyword arguments of its constructor.

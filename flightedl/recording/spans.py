@@ -5,13 +5,15 @@ The records name a span by its first block. Splits, joins and moves change which
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from flightedl.domain.pserver.block_values import ReleasedBlocks
-from flightedl.recording.moments import BEGUN, Effects
+from flightedl.recording.values import BEGUN
 
 State = TypeVar("State")
+#: Effects of an event, each as {class: fields}.
+Effects = Sequence[Mapping[str, Any]]
 
 
 def released_of(event: Any) -> dict[str, Any]:

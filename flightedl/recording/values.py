@@ -35,6 +35,8 @@ from flightedl.recording.redaction import Hide, field_without, is_private, store
 
 Value = TypeVar("Value")
 
+#: Name of a core's first record.
+BEGUN = "Begun"
 #: Stands for the fields of the core's previous event of the same name.
 AGAIN = "again"
 #: Classes whose values are written unchanged.

@@ -284,8 +284,6 @@ OUTPUTS = {
     ("start.md", ""): "test_start",
     **{("commands.md", f"`flightedl {name}`"): "test_start" for name in COMPARED},
     ("commands.md", "`flightedl doctor`"): "tests/tools/test_doctor",
-    ("recorded-runs.md", "Reading a story"): "test_start",
-    ("stories.md", ""): "tests/stories",
     ("prove.md", "Proving a script"): "tests/launch/test_prove",
     ("data.md", "Delta Lake and Iceberg"): "scripts that need a lake, not output",
     ("exactly-once.md", "See for yourself"): "tests/faults/storm",

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.etcd, pytest.mark.faults, pytest.mark.slow, pytest.mar
 
 START, COMMANDS = ROOT / "docs" / "start.md", ROOT / "docs" / "commands.md"
 PROGRAM = [sys.executable, "-m", "flightedl_tools"]
-JOB = ["run", "train.py", "--trainers", "2", "--pservers", "2", "--checkpoint", "checkpoints2", "--record", "recorded"]
+JOB = ["run", "train.py", "--trainers", "2", "--pservers", "2", "--checkpoint", "checkpoints2"]
 RESUMED = ["run", "--resume", "train.py", "--trainers", "3", "--pservers", "1", "--checkpoint", "checkpoints2"]
 WEIGHTS = re.compile(r"weights \[(.*?)\]")
 
@@ -105,7 +105,6 @@ def test_the_page_can_be_followed(tmp_path: Path) -> None:
     assert np.allclose(weights(resumed), expected, atol=0.1)
     assert list(tmp_path.glob("runs/*/model.npz"))
 
-    shell.run("replay", "recorded", "--story", "batch", "2/1/0")
     shell.run("plot", "runs/train-2")
     shell.run("checkpoint", "list", "checkpoints2")
     shell.run("dataset", "inspect", "data/part-00.parquet", "data/part-01.parquet")
@@ -118,9 +117,8 @@ def test_the_page_can_be_followed(tmp_path: Path) -> None:
 
     printed = set(map(shape, shell.printed))
     text = sections(COMMANDS)
-    story = sections(ROOT / "docs" / "recorded-runs.md")["Reading a story"]
     commands = "".join(text[f"`flightedl {name}`"] for name in COMPARED)
-    shown = [*sessions(START), *sessions_in(story), *sessions_in(commands)]
+    shown = [*sessions(START), *sessions_in(commands)]
     lines = [line for block in shown for line in block.splitlines() if line.strip() and not line.startswith("$ ")]
     assert len(lines) > 40
     missing = [line for line in lines if shape(line) not in printed]

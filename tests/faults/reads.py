@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flightedl.messages.decoding import builtins_from_json
-from flightedl.recording.moments import BEGUN
 from flightedl.recording.reader import ReadRecord, Recording, recordings_in
+from flightedl.recording.values import BEGUN
 
 
 class Received(NamedTuple):

@@ -28,12 +28,54 @@ from flightedl.recording.account import Account, account
 from flightedl.recording.reader import recordings_in
 from flightedl.recording.recorded import recorded
 from flightedl.recording.values import assignment_of
-
-from .test_story import Run
+from flightedl.recording.writer import SUFFIX, Recorder
 
 #: Two epochs of two tasks; the second task has one batch.
 COUNTS = (2, 1)
 ALL = [Batch(epoch, task, number) for epoch in range(2) for task, count in enumerate(COUNTS) for number in range(count)]
+
+
+class Clock:
+    """A clock that a test sets. Clocks of processes on different machines start at different times."""
+
+    def __init__(self, wall_s: float, ahead_s: float) -> None:
+        self.wall_s = wall_s
+        self._ahead_s = ahead_s
+
+    def now(self) -> float:
+        return self.wall_s + self._ahead_s
+
+    def wall_time(self) -> float:
+        return self.wall_s
+
+    def sleep(self, seconds: float) -> None:
+        raise AssertionError(seconds)
+
+
+class Run:
+    """Recorded processes, each with its own clock."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.clocks: list[Clock] = []
+        self.wall_s = 100.0
+
+    def recorder(self, process: str) -> Recorder:
+        clock = Clock(self.wall_s, ahead_s=10.0 * len(self.clocks))
+        self.clocks.append(clock)
+        path = self.directory / f"{process}-{len(self.clocks)}{SUFFIX}"
+        path.touch()
+
+        def write(line: bytes) -> None:
+            with path.open("ab") as file:
+                file.write(line)
+
+        return Recorder(process, "1", "demo", clock, write, is_strict=True)
+
+    def at(self, wall_s: float) -> None:
+        self.wall_s = wall_s
+        for clock in self.clocks:
+            clock.wall_s = wall_s
 
 
 class Job:

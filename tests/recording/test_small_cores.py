@@ -1,4 +1,4 @@
-"""Cores that runs rarely exercise, each recorded separately: end of the job, election, snapshots, life."""
+"""Inputs that runs rarely contain, each recorded separately: end of the job, splits, election, snapshots, life."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from flightedl.adapters.clock import SystemClock
 from flightedl.domain.checkpoint.manifest import Skipped
 from flightedl.domain.checkpoint.snapshot import PserverSnapshots
 from flightedl.domain.consistency.modes import Async
+from flightedl.domain.exactly_once.batches import Batch as Identity
 from flightedl.domain.master.core import MasterCore
 from flightedl.domain.master.events import Answered, ManifestFailed
 from flightedl.domain.master.state import CoreSettings
 from flightedl.domain.pserver import life_values as happens
+from flightedl.domain.pserver.block_values import Extent, Push, Pushed
+from flightedl.domain.pserver.blocks import BlockProtocol
 from flightedl.domain.pserver.life import PserverLife
 from flightedl.domain.trainer.acknowledged import Acknowledged, AcknowledgedLoop, Done
 from flightedl.domain.trainer.batches import CurrentBatch
@@ -33,13 +36,12 @@ from flightedl.domain.trainer.readings import (
 )
 from flightedl.domain.trainer.steps import Steps, carried_out
 from flightedl.errors import BegunAnewError, GradientError, NotReadyError, UnavailableError
-from flightedl.messages.control import OrderNumber, SnapshotReply, SnapshotRequest
+from flightedl.messages.control import OrderNumber, SnapshotReply, SnapshotRequest, ViewMember, ViewRequest
 from flightedl.messages.declarations import DeclaredModel, ModelDeclaration
 from flightedl.messages.tasks import TasksReply
 from flightedl.recording.reader import recordings_in
 from flightedl.recording.recorded import recorded
 from flightedl.recording.replay import Difference, replay
-from flightedl.recording.story import story, subject_of, text_of
 from flightedl.recording.values import assignment_of
 from flightedl.recording.writer import SUFFIX, Recorder
 
@@ -117,8 +119,6 @@ class TestAcknowledgedBatches:
     @pytest.mark.usefixtures("finished")
     def test_the_core_replays_without_differences(self, tmp_path: Path) -> None:
         assert differences(tmp_path) == []
-        lines = [text_of(each) for each in story(recordings_in(tmp_path), subject_of("batch", "1/1/0"))]
-        assert lines == ["hands 1/1/0 to the script", "receives the script's acknowledgment of 1/1/0"]
 
     @pytest.mark.usefixtures("finished")
     def test_a_replay_reveals_an_omitted_action(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,6 +149,27 @@ class TestARejectedGradient:
     def test_a_replay_reveals_a_batch_that_is_not_undone(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(CurrentBatch, "reject", lambda *_: None)
         assert [each.core for each in differences(tmp_path)] == ["steps-1"]
+
+
+def test_a_span_that_is_split_while_it_is_copied_replays_without_differences(
+    tmp_path: Path, recorder: Recorded
+) -> None:
+    extents = [Extent(range(2, 4)), Extent(range(4, 5))]
+    blocks = recorded(recorder("pserver"), {"pserver": 0, "generation": 7}, BlockProtocol, extents, Async())
+    members = [ViewMember(trainer="a", generation=1, member=1, first_round=0)]
+    blocks.apply_view(
+        ViewRequest(plan_hash="p", master_generation=5, serial=1, members=members, mode=None, switch_round=0)
+    )
+    cut, _ = blocks.begin_cut(None)
+    assert blocks.copy(cut, 3) is not None
+    blocks.split(2, [range(2, 3), range(3, 4)])
+    push = Push("a", 1, 1, [(Identity(0, 0, 0), 1)])
+    assert blocks.prepare(2, push, 0, has_gradient=True).copies
+    assert isinstance(blocks.push(2, push, 0, has_gradient=True), Pushed)
+    assert blocks.copy(cut, 4) is not None
+    blocks.end_cut(cut)
+    blocks.set_task_counts([(0, 4)])
+    assert differences(tmp_path) == []
 
 
 class TestOmittedLocations:

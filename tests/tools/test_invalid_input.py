@@ -126,7 +126,6 @@ ANY_TEXT: dict[str, str] = {
     "serve --etcd": "it may be started later",
     "model get name": _ASKED,
     "--table": _ASKED,
-    "--story": "tests/recording/test_story.py: it takes two values",
     "--namespace": _CLUSTER,
     "--context": _CLUSTER,
     "logs job": _CLUSTER,

@@ -50,20 +50,3 @@ def test_differences_are_reported_as_json(recorded: str, capsys: pytest.CaptureF
 def test_a_directory_without_recordings_is_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command_line(["replay", str(tmp_path)]) == 2
     assert "has no recordings" in capsys.readouterr().err
-
-
-def test_the_story_of_a_task_is_printed(recorded: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command_line(["replay", recorded, "--story", "task", "1/0"]) == 0
-    output = capsys.readouterr().out
-    assert "of task 1/0" in output
-    assert run_command_line(["replay", recorded, "--story", "task", "1/0", "--json"]) == 0
-    moments = json.loads(capsys.readouterr().out)["story"]
-    assert len(moments) == len(output.splitlines())
-    assert [each["at"] for each in moments] == sorted(each["at"] for each in moments)
-
-
-def test_a_story_without_events_is_rejected(recorded: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command_line(["replay", recorded, "--story", "task", "1/99"]) == 2
-    assert "has no record of" in capsys.readouterr().err
-    assert run_command_line(["replay", recorded, "--story", "task", "x"]) == 2
-    assert "epochs are numbered from 1" in capsys.readouterr().err

@@ -36,7 +36,6 @@ CONTENTS: dict[str, tuple[str, ...]] = {
         "docs/exactly-once.md",
         "docs/modes.md",
         "docs/recovery.md",
-        "docs/stories.md",
         "docs/performance.md",
         "docs/scale.md",
         "docs/architecture.md",
