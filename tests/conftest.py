@@ -18,6 +18,7 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.simulation.client import Simulation
 from tests.support.clock import FakeClock
 from tests.support.etcd_server import EtcdServer
 from tests.support.s3_server import S3Server
@@ -163,6 +164,14 @@ def plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 def fake_clock() -> FakeClock:
     """A clock that the test advances."""
     return FakeClock()
+
+
+@pytest.fixture(scope="session")
+def simulation() -> Iterator[Simulation]:
+    """A warm process that simulates jobs of the product's own processes. It starts within three seconds."""
+    made = Simulation()
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="session")

@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from flightedl.adapters.clock import SystemClock
 from flightedl.domain.checkpoint.snapshot import PserverSnapshots
 from flightedl.domain.pserver.life import PserverLife
 from flightedl.domain.trainer.transfers import Over, TransferState
 from flightedl.errors import CorruptError
+from flightedl.recording.calls import CorePlayer
 from flightedl.recording.cores import CORES
 from flightedl.recording.reader import recordings_in
+from flightedl.recording.recorded import recorded as made_recorded
 from flightedl.recording.replay import Difference, first_difference, replay
+from flightedl.recording.values import BEGUN
+from flightedl.recording.writer import Recorder
 from tests.simulation.bugs import PLANTED
-from tests.simulation.cores import Outcome, run_seed
+from tests.simulation.client import Simulation
 from tests.support.planting import planted
 
-SEEDS = (16, 35, 0, 5, 77, 9, 12, 68)
-
-
-def record(seed: int, directory: Path) -> Path:
-    assert isinstance(run_seed(seed, record=directory), Outcome)
-    return directory
+#: The first three show all bugs. The others are there for the case that a changed scenario no longer does.
+SEEDS = (9, 2, 8, 22, 25, 32, 1, 18, 12, 29)
 
 
 def differences(directory: Path) -> list[Difference]:
@@ -33,30 +36,60 @@ def differences(directory: Path) -> list[Difference]:
     return [each.difference for each in found if each.difference is not None]
 
 
+class Runs:
+    """Directories with the recordings of simulated jobs, each made when it is first needed."""
+
+    def __init__(self, simulation: Simulation, directory: Path) -> None:
+        self._simulation = simulation
+        self._directory = directory
+
+    def __iter__(self) -> Iterator[Path]:
+        return map(self.run, SEEDS)
+
+    def run(self, seed: int) -> Path:
+        directory = self._directory / str(seed)
+        if not directory.exists():
+            directory.mkdir()
+            self._simulation.record(seed, directory)
+        return directory
+
+
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Recordings of runs with some seeds."""
-    return [record(seed, tmp_path_factory.mktemp(f"seed-{seed}")) for seed in SEEDS]
+def recorded(simulation: Simulation, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return Runs(simulation, tmp_path_factory.mktemp("recorded"))
 
 
-def test_recorded_runs_replay_without_differences(recorded: list[Path]) -> None:
-    for directory in recorded[:3]:
-        assert differences(directory) == []
+def test_recorded_runs_replay_without_differences(recorded: Runs) -> None:
+    for seed in SEEDS[:3]:
+        assert differences(recorded.run(seed)) == []
 
 
-def test_every_kind_of_core_is_recorded(recorded: list[Path]) -> None:
-    records = (each for directory in recorded for run in recordings_in(directory) for _, each in run.records())
+def test_every_kind_of_core_is_recorded(recorded: Runs) -> None:
+    records = (each for run in recordings_in(recorded.run(SEEDS[0])) for _, each in run.records())
     # No simulated program marks its batches as done.
     assert {each.core.rpartition("-")[0] for each in records} == CORES.keys() - {"acknowledged"}
 
 
-def test_recording_does_not_change_a_run(tmp_path: Path) -> None:
-    assert run_seed(3) == run_seed(3, record=tmp_path)
+class RecordedPlayer(CorePlayer):
+    """Replays into a core that is itself recorded."""
+
+    def play(self, at: float, name: str, event: msgspec.Raw) -> Sequence[object]:
+        found = super().play(at, name, event)
+        if name == BEGUN:
+            recorder = Recorder("any", "1", "demo", SystemClock(), lambda _: None, is_strict=True)
+            arguments = self._arguments(self._kind.core.__init__, event, at)
+            self._core = made_recorded(recorder, {}, self._kind.core, **arguments)
+        return found
 
 
-def test_a_replay_does_not_depend_on_string_hashes(recorded: list[Path]) -> None:
+def test_recording_does_not_change_decisions(recorded: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flightedl.recording.replay.CorePlayer", RecordedPlayer)
+    assert differences(recorded.run(SEEDS[0])) == []
+
+
+def test_a_replay_does_not_depend_on_string_hashes(recorded: Runs) -> None:
     """Decisions of a core do not depend on the order of a set."""
-    command = [sys.executable, "-m", "flightedl_tools", "replay", str(recorded[0])]
+    command = [sys.executable, "-m", "flightedl_tools", "replay", str(recorded.run(SEEDS[0]))]
     ended = subprocess.run(
         command, env={"PYTHONHASHSEED": "1"}, capture_output=True, text=True, check=False, timeout=50
     )
@@ -74,15 +107,11 @@ def test_a_replay_does_not_depend_on_string_hashes(recorded: list[Path]) -> None
         ("a denial is about everything", "feed"),
         ("a refused push counts as settled", "steps"),
         ("a batch settles when the first pserver has answered", "steps"),
-        ("a batch that failed arrives all the same", "steps"),
-        ("a sum that failed counts as taken", "steps"),
-        ("a lost sum counts as taken", "steps"),
         ("first values on one pserver", "election"),
         ("the old model is trained on", "election"),
-        ("old orders are new", "snapshots"),
     ],
 )
-def test_a_replay_reveals_a_planted_bug(recorded: list[Path], bug: str, core: str) -> None:
+def test_a_replay_reveals_a_planted_bug(recorded: Runs, bug: str, core: str) -> None:
     with planted([PLANTED[bug]]):
         assert_shown(recorded, core)
 
@@ -98,13 +127,13 @@ def test_a_replay_reveals_a_planted_bug(recorded: list[Path], bug: str, core: st
     ],
 )
 def test_a_replay_reveals_a_method_that_does_nothing(
-    recorded: list[Path], monkeypatch: pytest.MonkeyPatch, owner: type, method: str, bug: object, core: str
+    recorded: Runs, monkeypatch: pytest.MonkeyPatch, owner: type, method: str, bug: object, core: str
 ) -> None:
     monkeypatch.setattr(owner, method, bug)
     assert_shown(recorded, core)
 
 
-def assert_shown(recorded: list[Path], core: str) -> None:
+def assert_shown(recorded: Runs, core: str) -> None:
     process = "master" if core == "master" else "pserver" if core in {"life", "blocks", "snapshots"} else "trainer"
     for directory in recorded:
         of_process = [each for each in recordings_in(directory) if each.header.process == process]
@@ -123,11 +152,9 @@ def test_the_first_differing_effect_is_named() -> None:
     assert first_difference([1, 2], [1]) == (2, 2, None, "")
 
 
-def test_an_event_of_another_version_is_reported(tmp_path: Path) -> None:
-    record(0, tmp_path)
-    path = max(tmp_path.iterdir(), key=lambda path: path.stat().st_size)
-    path.write_bytes(
-        path.read_bytes().replace(b'"TimePassed"', b'"TimePasses"').replace(b'"next_step"', b'"next_move"')
-    )
+def test_an_event_of_another_version_is_reported(recorded: Runs, tmp_path: Path) -> None:
+    path = max(recorded.run(SEEDS[0]).iterdir(), key=lambda path: path.stat().st_size)
+    data = path.read_bytes().replace(b'"TimePassed"', b'"TimePasses"').replace(b'"next_step"', b'"next_move"')
+    (tmp_path / path.name).write_bytes(data)
     with pytest.raises(CorruptError, match=r"event \d+: not an event of"):
         differences(tmp_path)

@@ -44,6 +44,8 @@ from flightedl.recording.recorded import recorded
 from flightedl.recording.replay import Difference, replay
 from flightedl.recording.values import assignment_of
 from flightedl.recording.writer import SUFFIX, Recorder
+from tests.simulation.bugs import PLANTED
+from tests.support.planting import planted
 
 SECRET = "s3://private-bucket/models: AccessDenied (PutObject)"
 Recorded = Callable[[str], Recorder]
@@ -170,6 +172,16 @@ def test_a_span_that_is_split_while_it_is_copied_replays_without_differences(
     blocks.end_cut(cut)
     blocks.set_task_counts([(0, 4)])
     assert differences(tmp_path) == []
+
+
+def test_a_replay_reveals_that_an_old_order_is_carried_out(tmp_path: Path, recorder: Recorded) -> None:
+    snapshots = recorded(recorder("pserver"), {}, PserverSnapshots)
+    for number in (2, 1):
+        order = SnapshotRequest(OrderNumber(1, number, number), None, "f", plan_hash="p")
+        assert snapshots.take(order, [0, 0], 1) == (number == 2)
+    assert differences(tmp_path) == []
+    with planted([PLANTED["old orders are new"]]):
+        assert [each.core for each in differences(tmp_path)] == ["snapshots-1"]
 
 
 class TestOmittedLocations:

@@ -65,13 +65,26 @@ class Simulation:
     def run(self, seeds: Iterable[int], **wanted: Any) -> Iterator[Ran]:
         """Run seeds one after the other. ``wanted`` are fields of ``scenario.Wanted``."""
         for seed in seeds:
-            answer = self._ask({"seed": seed, "wanted": wanted})
-            yield Ran(**{name: answer[name] for name in Ran.__dataclass_fields__})
+            yield self._run({"seed": seed, "wanted": wanted})
+
+    def record(self, seed: int, directory: Path, **wanted: Any) -> None:
+        """Run a seed, and record it in a directory, which must exist."""
+        self._run({"seed": seed, "wanted": wanted, "more": {"record": str(directory)}}).require_good()
+
+    def log_of(self, seed: int, **wanted: Any) -> list[str]:
+        """Run a seed, and return the lines of its log."""
+        ran = self._run({"seed": seed, "wanted": wanted, "more": {"keeps_log": True}})
+        ran.require_good()
+        return ran.log
 
     def run_tests(self, paths: list[str], left_out: list[str]) -> tuple[list[str], dict[str, str]]:
         """Run test files on the in-memory Flight. Return the tests that passed, and why others failed."""
         passed, failed = self._ask({"tests": paths, "left_out": left_out})
         return passed, failed
+
+    def _run(self, request: dict[str, Any]) -> Ran:
+        answer = self._ask(request)
+        return Ran(**{name: answer[name] for name in Ran.__dataclass_fields__})
 
     def _ask(self, request: dict[str, Any]) -> Any:
         assert self._process.stdin is not None

@@ -89,9 +89,18 @@ def warm_up() -> None:
 
 
 def run_here(
-    seed: int, wanted: Wanted, *, is_verbose: bool = False, keeps_history: bool = False, is_last: bool = False
+    seed: int,
+    wanted: Wanted,
+    *,
+    record: str = "",
+    is_verbose: bool = False,
+    keeps_history: bool = False,
+    is_last: bool = False,
 ) -> Outcome:
-    """Run a seed in this process. After the last one, its threads are left as they are."""
+    """Run a seed in this process. After the last one, its threads are left as they are.
+
+    Its recordings are kept if ``record`` names a directory for them.
+    """
     from flightedl.marks import counting
     from tests.simulation import account
     from tests.simulation.calls import calls, prepare
@@ -105,7 +114,7 @@ def run_here(
     outcome = Outcome(seed, mode=scenario.summary)
     began_s = time.process_time()
     gc.disable()
-    recorded = tempfile.mkdtemp(prefix="simulated-")
+    recorded = record or tempfile.mkdtemp(prefix="simulated-")
     try:
         programs = Programs(scenario, recorded)
         cluster = Cluster(scenario, programs.by_role(), is_verbose=is_verbose, keeps_history=keeps_history)
@@ -135,7 +144,8 @@ def run_here(
         if not is_last:
             cluster.close()
     finally:
-        shutil.rmtree(recorded, ignore_errors=True)
+        if not record:
+            shutil.rmtree(recorded, ignore_errors=True)
         gc.enable()
     outcome.processor_s = time.process_time() - began_s
     return outcome
@@ -165,15 +175,17 @@ def forked(work: Callable[[], Any], limit_s: float = _LOOPS_FACTOR * _TYPICAL_S)
     return json.loads(data) if data else None
 
 
-def run_forked(seed: int, wanted: Wanted, limit_s: float = _LOOPS_FACTOR * _TYPICAL_S, **more: bool) -> Outcome:
-    """Run a seed in a child of this process, which must be warm."""
+def run_forked(
+    seed: int, wanted: Wanted, limit_s: float = _LOOPS_FACTOR * _TYPICAL_S, *, keeps_log: bool = False, **more: Any
+) -> Outcome:
+    """Run a seed in a child of this process, which must be warm. The log of a good seed is kept only on request."""
 
     def run() -> dict[str, Any]:
         try:
             outcome = run_here(seed, wanted, is_last=True, **more)
         except BaseException:  # noqa: BLE001 - an error of the simulation itself
             outcome = Outcome(seed, problems=[f"{_FAILED}: {traceback.format_exc()}"])
-        if outcome.is_good:
+        if outcome.is_good and not keeps_log:
             outcome.log = []
         return asdict(outcome)
 

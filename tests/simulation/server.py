@@ -27,7 +27,8 @@ def main() -> None:
 def _answer(request: dict[str, Any]) -> Any:
     if "tests" in request:
         return runs.forked(lambda: rpc_tests.run(request["tests"], request["left_out"]))
-    return asdict(runs.run_forked(request["seed"], msgspec.convert(request["wanted"], Wanted)))
+    wanted = msgspec.convert(request["wanted"], Wanted)
+    return asdict(runs.run_forked(request["seed"], wanted, **request.get("more", {})))
 
 
 if __name__ == "__main__":

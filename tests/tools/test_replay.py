@@ -9,17 +9,18 @@ import pytest
 
 from flightedl_tools.main import run_command_line
 from tests.simulation.bugs import PLANTED
-from tests.simulation.cores import Outcome, run_seed
+from tests.simulation.client import Simulation
 from tests.support.planting import planted
 
-SEED = 6
+SEED = 9
 BUG = "a member before all have agreed"
 
 
-@pytest.fixture
-def recorded(tmp_path: Path) -> str:
-    assert isinstance(run_seed(SEED, record=tmp_path / "r"), Outcome)
-    return str(tmp_path / "r")
+@pytest.fixture(scope="module")
+def recorded(simulation: Simulation, tmp_path_factory: pytest.TempPathFactory) -> str:
+    directory = tmp_path_factory.mktemp("recorded")
+    simulation.record(SEED, directory)
+    return str(directory)
 
 
 def test_a_replay_without_differences_succeeds(recorded: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -35,7 +36,7 @@ def test_differences_are_reported(recorded: str, capsys: pytest.CaptureFixture[s
     output = capsys.readouterr()
     assert "another effect at event" in output.out
     assert "recorded:" in output.err
-    assert "master-1: event" in output.err
+    assert ", master-1: event" in output.err
 
 
 def test_differences_are_reported_as_json(recorded: str, capsys: pytest.CaptureFixture[str]) -> None:
