@@ -36,6 +36,7 @@ from tools.generators.site.reference import (
 
 from .pages import PAGES, ROOT, examples, sections, sessions, sessions_in, without_fences
 from .shapes import COMPARED
+from .test_timelines import HEADINGS as TIMELINES
 
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _CODE = re.compile(r"`([^`]+)`")
@@ -284,6 +285,7 @@ OUTPUTS = {
     ("start.md", ""): "test_start",
     **{("commands.md", f"`flightedl {name}`"): "test_start" for name in COMPARED},
     ("commands.md", "`flightedl doctor`"): "tests/tools/test_doctor",
+    **{("recovery.md", heading): "test_timelines" for heading in TIMELINES},
     ("prove.md", "Proving a script"): "tests/launch/test_prove",
     ("data.md", "Delta Lake and Iceberg"): "scripts that need a lake, not output",
     ("exactly-once.md", "See for yourself"): "tests/faults/storm",

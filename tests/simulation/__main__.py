@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from tests.simulation import runs
 from tests.simulation.scenario import MODES, OPTIMIZERS, SHARES, Wanted, drawn
+from tests.simulation.timelines import TIMELINES, timeline
 
 _ALL = ", ".join(SHARES)
 
@@ -40,6 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--shrink", action="store_true", help="find few strikes with which --seed still fails")
     parser.add_argument("--diff", action="store_true", help="run --seed twice, and print where the traces differ")
     parser.add_argument("--marks", action="store_true", help="print how often each mark of the product was reached")
+    parser.add_argument("--timelines", action="store_true", help="print the timelines of docs/recovery.md")
     parser.add_argument("--quiet", action="store_true", help="print only what fails")
     parser.add_argument("--processes", type=int, default=1, help="seeds that run at once")
     return parser
@@ -60,6 +62,9 @@ def main() -> int:
         planted=tuple(each for each in chosen.planted.split(",") if each),
     )
     runs.warm_up()
+    if chosen.timelines:
+        print("\n\n".join(f"{each}\n\n{timeline(each)}" for each in TIMELINES))
+        return 0
     if chosen.seed is None:
         return _many(chosen, wanted)
     if chosen.shrink:

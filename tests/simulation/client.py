@@ -71,11 +71,10 @@ class Simulation:
         """Run a seed, and record it in a directory, which must exist."""
         self._run({"seed": seed, "wanted": wanted, "more": {"record": str(directory)}}).require_good()
 
-    def log_of(self, seed: int, **wanted: Any) -> list[str]:
-        """Run a seed, and return the lines of its log."""
-        ran = self._run({"seed": seed, "wanted": wanted, "more": {"keeps_log": True}})
-        ran.require_good()
-        return ran.log
+    def timeline(self, heading: str) -> str:
+        """Return a timeline of docs/recovery.md."""
+        told: str = self._ask({"timeline": heading})
+        return told
 
     def run_tests(self, paths: list[str], left_out: list[str]) -> tuple[list[str], dict[str, str]]:
         """Run test files on the in-memory Flight. Return the tests that passed, and why others failed."""

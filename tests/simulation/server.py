@@ -11,6 +11,7 @@ import msgspec
 
 from tests.simulation import rpc_tests, runs
 from tests.simulation.scenario import Wanted
+from tests.simulation.timelines import timeline
 
 
 def main() -> None:
@@ -27,6 +28,8 @@ def main() -> None:
 def _answer(request: dict[str, Any]) -> Any:
     if "tests" in request:
         return runs.forked(lambda: rpc_tests.run(request["tests"], request["left_out"]))
+    if "timeline" in request:
+        return timeline(request["timeline"])
     wanted = msgspec.convert(request["wanted"], Wanted)
     return asdict(runs.run_forked(request["seed"], wanted, **request.get("more", {})))
 
