@@ -229,10 +229,16 @@ def _add_effects(result: Any, found: list[object]) -> None:
 # reading
 
 
+_INTERRUPTIONS: Mapping[str, type[BaseException]] = {
+    "KeyboardInterrupt": KeyboardInterrupt,
+    "SystemExit": SystemExit,
+}
+
+
 def _error(known: Mapping[str, Any]) -> BaseException:
     name, text = known["error"], known.get("text", "")
-    kind = KeyboardInterrupt if name == KeyboardInterrupt.__name__ else getattr(errors, name, None)
-    if isinstance(kind, type) and issubclass(kind, FlightedlError | KeyboardInterrupt):
+    kind = _INTERRUPTIONS.get(name) or getattr(errors, name, None)
+    if isinstance(kind, type) and issubclass(kind, FlightedlError | KeyboardInterrupt | SystemExit):
         return kind(text)
     return UnavailableError(text) if known.get("is_transient") else JobFailedError(text)
 

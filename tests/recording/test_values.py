@@ -13,11 +13,11 @@ from flightedl.domain.master import effects as out
 from flightedl.domain.master import events
 from flightedl.domain.pserver import life_values
 from flightedl.domain.queue.values import EpochFinished, QueueSettings
-from flightedl.errors import CorruptError, JobFailedError
+from flightedl.errors import CorruptError, JobFailedError, UnavailableError
 from flightedl.messages.control import AppliedReply, AppliedRequest
 from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset
 from flightedl.messages.tasks import FinishedTask, TasksTicket
-from flightedl.recording.values import BatchCounts, encode, read_value, with_counts
+from flightedl.recording.values import BatchCounts, encode, read, read_value, with_counts
 from flightedl.recording.values import written as as_written
 
 DECLARED = DeclaredDataset(
@@ -88,6 +88,12 @@ def test_values_of_a_union_name_their_class() -> None:
 def test_an_error_is_encoded_as_its_class() -> None:
     answer = written(out.Answer(1, JobFailedError("a secret"), 0))
     assert answer == {"Answer": {"call": 1, "reply": {"error": "JobFailedError"}, "revision": 0}}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(143), UnavailableError("gone")], ids=repr)
+def test_an_error_of_an_argument_keeps_its_class(error: BaseException) -> None:
+    argument = msgspec.Raw(encode(as_written(error, lambda text: text)))
+    assert type(read(BaseException, argument)) is type(error)
 
 
 def test_sets_are_written_in_order() -> None:

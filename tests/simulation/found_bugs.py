@@ -116,7 +116,7 @@ class _Search:
         of_others = Counter(
             found["seed"]
             for found in list(self._noted.values())
-            if "seed" in found and found["wanted"]["features"] == self._wanted(found["seed"], feature).features
+            if "seed" in found and found["wanted"].get("features", {}) == self._wanted(found["seed"], feature).features
         )
         shared = [seed for seed, _ in of_others.most_common() if seed in calls][:_SHARED]
         for seed in list(dict.fromkeys([*shared, *reaching]))[: self._tries]:

@@ -146,7 +146,7 @@ class CurrentBatch(msgspec.Struct, eq=False):
     def push_failed(self, error: BaseException) -> None:
         """Repeat the batch even if the user's code handles the error, because only some blocks may have it."""
         self.must_repeat = True
-        if not isinstance(error, UnavailableError | KeyboardInterrupt):
+        if not isinstance(error, UnavailableError | KeyboardInterrupt | SystemExit):
             self.failure = error
 
     def __str__(self) -> str:

@@ -341,7 +341,7 @@ class TestABatchThatIsClosed:
 
 
 class TestAPushThatFails:
-    @pytest.mark.parametrize("error", [UnavailableError("gave up"), KeyboardInterrupt()])
+    @pytest.mark.parametrize("error", [UnavailableError("gave up"), KeyboardInterrupt(), SystemExit(143)])
     def test_is_repeated(self, error: BaseException) -> None:
         bench = Bench(Async())
         current, bench.failing = bench.batch(0), error
