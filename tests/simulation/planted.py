@@ -6,8 +6,8 @@ simulation executes drivers.
 
 from __future__ import annotations
 
-from tests.simulation.bugs import PLANTED, moves, pserver, standbys
-from tests.simulation.bugs.drivers import DRIVER_BUGS, MOVE_BUGS
+from tests.simulation.bugs import PLANTED, drivers, moves, pserver, standbys
+from tests.simulation.bugs.drivers import DRIVER_BUGS
 from tests.support.planting import Planted
 
 #: Those in models of drivers have no place in the product.
@@ -18,7 +18,7 @@ BUGS: dict[str, Planted] = CORE_BUGS | DRIVER_BUGS
 #: Bug -> the feature without which its scenarios never reach it; empty for none.
 FEATURES: dict[str, str] = (
     dict.fromkeys(BUGS, "")
-    | dict.fromkeys(pserver.ROW_BUGS, "tables")
-    | dict.fromkeys(moves.MOVE_BUGS | MOVE_BUGS, "moves")
-    | dict.fromkeys(standbys.STANDBY_BUGS, "standbys")
+    | dict.fromkeys(pserver.ROW_BUGS | drivers.ROW_BUGS, "tables")
+    | dict.fromkeys(moves.MOVE_BUGS | drivers.MOVE_BUGS, "moves")
+    | dict.fromkeys(standbys.STANDBY_BUGS | drivers.STANDBY_BUGS, "standbys")
 )

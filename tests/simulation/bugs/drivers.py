@@ -18,6 +18,8 @@ _CLIENT = "client.model.shard_client:ShardClient."
 _ELECTION = "client.model.election:_Driver."
 _LINK = "master.pservers:PserverLink."
 _STATE = "master.state:JobState."
+_PROCESS = "pserver.main:PserverProcess."
+_ROWS = "pserver.rows.table:RowTable."
 
 #: Bugs of moves. Their seeds always have moves.
 MOVE_BUGS: dict[str, Planted] = {
@@ -110,13 +112,78 @@ MOVE_BUGS: dict[str, Planted] = {
         "a pserver whose blocks have moved goes on under the old plan",
         drops(f"{_SERVICE}_has_moved", "self._apply(happens.Placed(shard.plan_hash))"),
     ),
+    "blocks are acknowledged during a cut": bug(
+        "a pserver acknowledges blocks while it copies its own blocks for a checkpoint",
+        swaps(
+            "pserver.moving.arrival:Arrival.prepare",
+            "if (unmovable := self._shard.unadoptable(state)) is not None:",
+            "if (unmovable := None):",
+        ),
+    ),
     "a checkpoint begins during a move": bug(
         "the transaction that begins a move does not exclude a checkpoint that has begun since",
         swaps("master.moves:MoveTransactions._executed", "if transaction.excludes_checkpoint:", "if False:"),
     ),
 }
 
-DRIVER_BUGS: dict[str, Planted] = MOVE_BUGS | {
+#: Bugs of tables. Their seeds always have a table.
+ROW_BUGS: dict[str, Planted] = {
+    "removals in increments are ignored": bug(
+        "rows that were removed before an increment exist again after a restore",
+        answers("pserver.rows.tables:RowTables.restore_removed"),
+    ),
+    "waiting ids are not restored": bug(
+        "a restore loses the push counts of ids that wait for admission",
+        rewrites(f"{_ROWS}restore", "", "if chunk.is_waiting:\n    return"),
+    ),
+    "a restore evicts rows too early": bug(
+        "a restore evicts rows of one version too many",
+        swaps(f"{_ROWS}restore_table", "oldest, count = (cut.oldest,", "oldest, count = (cut.oldest + 1,"),
+    ),
+    "a limit of one bucket holds for all": bug(
+        "a restore evicts rows of all buckets by the limit of the strictest bucket",
+        swaps(
+            f"{_ROWS}restore_table",
+            "cut.given_up[buckets.start : buckets.stop])",
+            "cut.given_up[buckets.start : buckets.stop].max())",
+        ),
+    ),
+    "rows expire too late": bug(
+        "an expired row exists for one version too long",
+        swaps(
+            f"{_ROWS}oldest",
+            "return version - self._unused_versions if",
+            "return version - self._unused_versions - 1 if",
+        ),
+    ),
+}
+
+#: Bugs of standbys. Their seeds always have standbys.
+STANDBY_BUGS: dict[str, Planted] = {
+    "a claim does not compare the standby": bug(
+        "a process claims an index although another process is its standby",
+        swaps("domain.moving.standby:claims", "else index not in standbys", "else True"),
+        swaps(f"{_PROCESS}_claim_free", "[CreatedAt(key, claim.standby)] if claim.standby else [Absent(key)]", "[]"),
+    ),
+    "a standby outlives its key": bug(
+        "a process claims an index as its standby after its key was deleted and another process held the index",
+        swaps("domain.moving.standby:keeps_following", "and not is_dismissed", ""),
+        swaps(f"{_PROCESS}_claim_free", "[CreatedAt(key, claim.standby)] if claim.standby else [Absent(key)]", "[]"),
+    ),
+    "a copy names the newest batches": bug(
+        "the applied set of a copy for a standby is newer than its values",
+        swaps(
+            "pserver.moving.copies:Copies._cut",
+            "return applied.encode()",
+            "return self._shard.copying.held.protocol.applied().encode()",
+        ),
+    ),
+}
+
+DRIVER_BUGS: dict[str, Planted] = {
+    **MOVE_BUGS,
+    **ROW_BUGS,
+    **STANDBY_BUGS,
     "any generation is served": bug(
         "a server answers calls that are meant for the process before it",
         drops(
@@ -296,6 +363,22 @@ DRIVER_BUGS: dict[str, Planted] = MOVE_BUGS | {
             "*(slot[at] for slot in span.slots)",
             "*(slot[at] * 0 for slot in span.slots)",
         ),
+    ),
+    "slots change after their cut": bug(
+        "a checkpoint has values from its copy and slots from the time of writing",
+        swaps(
+            "pserver.copier:SnapshotCopier.copy",
+            "values, *slots = self._memory.copy(number, [span.values[at], *(slot[at] for slot in span.slots)])",
+            "values, *slots = *self._memory.copy(number, [span.values[at]]), *(slot[at] for slot in span.slots)",
+        ),
+    ),
+    "slots are not loaded": bug(
+        "a pserver loads the values of a checkpoint without the slots",
+        drops("pserver.dense:DenseStore._fill", "np.copyto(slot[at], saved)"),
+    ),
+    "slots are loaded into the first block": bug(
+        "the slots of adjacent blocks are all loaded into the first of them",
+        swaps("pserver.dense:DenseStore._fill", "np.copyto(slot[at], saved)", "np.copyto(slot[: saved.size], saved)"),
     ),
     "a replaced cut is completed": bug(
         "the copies of an order that was replaced stay under way",
