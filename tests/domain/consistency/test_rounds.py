@@ -246,12 +246,13 @@ def test_with_backup_a_late_gradient_joins_the_next_round(make):
     push(rounds, B)
     assert rounds.closable()
     rounds.close()
-    assert push(rounds, C, base=0, batch=7) == Accumulate(is_first=True, is_late=True)
+    assert push(rounds, C, base=0, weight=3.0, batch=7) == Accumulate(is_first=True, is_late=True)
     assert set(rounds.waits_for()) == {A, B, C}
     push(rounds, A)
     assert not rounds.closable()
     push(rounds, C)
-    assert rounds.close().contributors == {A: 1.0, C: 2.0}
+    closing = rounds.close()
+    assert (closing.total_weight, closing.contributors) == (5.0, {A: 1.0, C: 4.0})
 
 
 def test_backup_never_closes_a_round_without_arrivals(make):

@@ -77,6 +77,18 @@ def test_metrics_without_weight_are_left_out(evaluations: Evaluations) -> None:
     assert found.metrics == {"loss": 2.0}
 
 
+def test_the_metrics_of_a_repeated_report_are_counted_once(evaluations: Evaluations) -> None:
+    found = begin(evaluations)
+    assert found.work is not None
+    (given,), _, _ = found.work.hand_out(TasksTicket(trainer="a", generation=20), 0.0, 1)
+    report = FinishedTask(epoch=0, position=0, attempt=given.attempt, pservers=[], metrics={"loss": (3.0, 2.0)})
+    for _ in range(2):
+        found.work.apply_reports(TasksTicket(trainer="a", generation=20, finished=[report]), 0.0)
+        evaluations.settle(found)
+    do(evaluations, found, total=5.0)
+    assert found.metrics == {"loss": 2.0}
+
+
 def test_running_evaluations_and_the_newest_results_are_kept(evaluations: Evaluations) -> None:
     begin(evaluations, "running")
     names = [f"n{number}" for number in range(KEPT + 2)]
@@ -99,8 +111,8 @@ def test_a_successor_continues_running_evaluations_and_knows_results(evaluations
     found = begin(later, "running")
     assert found.work is not None
     assert found.work.queue.counts().done == 1
-    do(later, found)
-    assert found.metrics == {"loss": 1.5}
+    do(later, found, total=5.0)
+    assert found.metrics == {"loss": 2.0}, "both tasks count"
     results = Evaluations(Outbox())
     restored = evaluations.encode_results()
     assert restored is not None
