@@ -681,6 +681,28 @@ def test_a_change_of_the_mode_closes_open_rounds_in_the_old_one():
     assert bench.values(10) == [0]
 
 
+def test_gradients_are_weighted_and_divided_as_the_new_mode_requires():
+    bench = Bench(Sync(reduce="sum"), 1)
+    bench.view(2, mode=Sync(), switch_round=1, first_round=1)
+    bench.effects.clear()
+    bench.push(2, 0, base=1, weight=4.0)
+    add, update = bench.effects
+    assert add == AddGradient(batch(0), 4.0, True, False)
+    assert isinstance(update, Update)
+    assert (update.is_mean, update.scale) == (True, 0.25)
+
+
+def test_the_rate_depends_on_the_staleness_only_if_the_new_mode_requires_it():
+    bench = Bench(Async(), 1)
+    bench.view(2, mode=Async(staleness_scaled=True), switch_round=1, first_round=1)
+    bench.push(2, 0, base=1)
+    bench.push(2, 1, base=1)
+    bench.view(3, mode=Async(), switch_round=3, first_round=3)
+    bench.push(3, 2, base=3)
+    bench.push(3, 3, base=3)
+    assert [effect.rate_factor for effect in bench.effects if isinstance(effect, Update)] == [1.0, 0.5, 1.0, 1.0]
+
+
 def test_the_first_view_determines_the_mode_of_blocks():
     bench = Bench(Async())
     bench.protocol._view = type(bench.protocol._view)(Async())
