@@ -83,6 +83,24 @@ def test_a_copy_contains_only_changes_if_the_standby_has_the_newest_copy() -> No
     assert source.begin(9, standby.has, election=2, knows_changes=True).after == 0
 
 
+def test_changes_are_kept_back_while_the_former_content_is_usable() -> None:
+    standby = StandbyCopy(has=CopyId(source=5, election=2, number=1))
+    assert standby.begin(CopyId(5, 2, 2, after=1))
+    assert standby.is_kept_back
+    assert standby.is_usable(2, None)
+    standby.overwrite()
+    assert not standby.is_usable(2, None)
+
+
+def test_a_copy_of_everything_overwrites_the_former_content() -> None:
+    standby = StandbyCopy(has=CopyId(source=5, election=2, number=1))
+    assert standby.begin(CopyId(6, 2, 1))
+    assert not standby.is_kept_back
+    assert not standby.is_usable(2, None)
+    standby.fail()
+    assert not standby.is_usable(2, None), "half of the content may be that of the new copy"
+
+
 def test_a_copy_contains_everything_if_changes_are_unknown() -> None:
     source = CopySource(generation=5)
     first = source.begin(9, None, election=2, knows_changes=True)
