@@ -77,6 +77,13 @@ def test_metrics_without_weight_are_left_out(evaluations: Evaluations) -> None:
     assert found.metrics == {"loss": 2.0}
 
 
+def test_the_result_is_the_mean_over_records(evaluations: Evaluations) -> None:
+    found = begin(evaluations)
+    found.add({"loss": (4.0, 2.0)})
+    found.add({"loss": (5.0, 1.0)})
+    assert found.metrics == {"loss": 3.0}
+
+
 def test_the_metrics_of_a_repeated_report_are_counted_once(evaluations: Evaluations) -> None:
     found = begin(evaluations)
     assert found.work is not None

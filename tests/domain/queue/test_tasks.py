@@ -1314,6 +1314,19 @@ def test_everything_is_stored(near_end):
     restored.check()
 
 
+def test_another_master_never_uses_the_number_of_an_attempt_again(make):
+    queue = make()
+    old = take(queue)
+    give_back(queue, old)
+    restored = TaskQueue.decode(queue.encode(), QueueSettings(task_count=3, batch_counts=four))
+    again = take(restored, "b")
+    assert again.task == old.task
+    assert again.attempt > old.attempt
+    with pytest.raises(FencedError):
+        finish(restored, old, "b")
+    restored.check()
+
+
 def test_damaged_state_is_refused(make):
     queue = make(20, attempts_limit=1, confirmations=0, shuffle=True, epochs=3)
     run(queue, count=25)

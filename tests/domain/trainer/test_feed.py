@@ -270,6 +270,14 @@ def test_a_task_returned_before_its_start_is_not_started() -> None:
     assert begun(feed).assignment.attempt == 2
 
 
+def test_other_tasks_are_held_when_one_is_returned() -> None:
+    feed = Feed()
+    told(feed, reply(1, 2, 3))
+    feed.hand_back(begun(feed), 0.0)
+    assert (attempts(feed), returned(feed)) == ([2, 3], [1])
+    assert begun(feed).assignment.attempt == 2
+
+
 def test_another_registration_holds_no_tasks_of_the_previous_one() -> None:
     feed = Feed()
     told(feed, reply(1))
