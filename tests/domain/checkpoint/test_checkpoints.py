@@ -440,6 +440,16 @@ def test_reports_of_other_checkpoints_than_the_published_one_change_nothing():
     ) * 3
 
 
+def test_the_newest_complete_checkpoint_is_kept_while_the_next_one_is_made():
+    master = ready(keep=1)
+    files = ["c-1/manifest.json", "c-2/manifest.json"]
+    assert [published(master, 1).number, published(master, 2).number] == [1, 2]
+    master.request("a test")
+    assert len(ordered(master.tick(300.0, None))) == 2
+    assert master.under_way == 3
+    assert master.deletable(files) == ("c-1/manifest.json",)
+
+
 def test_unloadable_checkpoints_are_not_counted_by_retention():
     master = ready(keep=2)
     names = [published(master, number).number for number in (1, 2, 3, 4)]
