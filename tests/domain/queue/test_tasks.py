@@ -923,6 +923,13 @@ def test_failures_of_old_epochs_are_forgotten_first(make):
     assert queue.counts().forgotten == 7
 
 
+def test_a_task_with_a_failed_batch_is_assigned_again_in_the_next_epoch(make):
+    queue = make(3, attempts_limit=1, confirmations=0, batch_counts=lambda _: 1, epochs=2)
+    fail(queue, take(queue))
+    assert queue.counts().failed == 1
+    assert run(queue) == [(0, 1, 0, 1), (0, 2, 0, 1), (1, 0, 0, 1), (1, 1, 0, 1), (1, 2, 0, 1)]
+
+
 # --- reopening ---
 
 
@@ -935,6 +942,13 @@ def test_reopened_tasks_have_priority(make):
     assert [take(queue, name).task for name in "bcde"] == [0, 1, 2, 3]
     assert queue.request("b", 0.0).assignment.task == 5
     finish(queue, pending)
+
+
+def test_all_runs_of_tasks_are_reopened(make):
+    queue = make(6)
+    run(queue)
+    assert queue.reopen(0, [(0, 2), (3, 4), (5, 6)]) == 4
+    assert [task for _, task, _, _ in run(queue)] == [0, 1, 3, 5]
 
 
 def test_parts_of_tasks_are_reopened(make):
