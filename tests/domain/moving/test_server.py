@@ -67,6 +67,16 @@ def test_a_process_that_lacks_a_part_of_its_blocks_ends(is_complete: bool) -> No
     assert target.read(21, placement, None, DESTINATION) == [*[Adopt(1)] * is_complete, End()]
 
 
+def test_the_content_of_an_earlier_attempt_is_not_adopted() -> None:
+    _, target = both()
+    target.received(Copy(ATTEMPT, 1, DESTINATION, 3))
+    target.received(Last(ATTEMPT, 1, DESTINATION, 0, b""))
+    placement = PLACEMENT.moved([(UNITS[0].blocks, 1)], ATTEMPT + 1)
+    found = target.read(22, placement, None, DESTINATION)
+    assert Adopt(1) not in found
+    assert found[-1] == End()
+
+
 @pytest.mark.parametrize(
     ("index", "desired", "is_serving", "is_last"),
     [(1, 1, True, False), (2, 3, True, True), (2, 3, False, False), (2, 2, False, True), (2, None, False, False)],

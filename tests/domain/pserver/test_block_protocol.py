@@ -855,6 +855,17 @@ def test_moved_blocks_continue_as_if_they_had_not_moved(mode):
     assert source.has(12, 4)
 
 
+def test_the_state_that_is_sent_names_the_batches_of_the_blocks():
+    source, target = Bench(Async(), 1), Other(Async(), 1)
+    source.push(1, 0)
+    sent = source.protocol.state_of(FIRST)
+    assert target.adopt(sent, [source.span(number).values[number - FIRST.start] for number in FIRST]) is None
+    again = target.push(1, 0, at=FIRST.start)
+    assert again is not None
+    assert again.outcome is Outcome.ALREADY_APPLIED
+    assert target.values(10) == [0]
+
+
 def test_a_block_moves_only_at_the_edge_of_a_round():
     source, target = Bench(Sync(), 1, 2), Other(Sync(), 1, 2)
     source.push(1, 0)
@@ -863,6 +874,16 @@ def test_a_block_moves_only_at_the_edge_of_a_round():
     source.push(2, 1)
     moved(source, target, range(10, 11))
     assert (target.values(10), target.span(10).rounds.version) == ([0, 1], 1)
+
+
+def test_blocks_that_a_cut_lacks_are_copied_before_a_push_changes_them():
+    bench = Bench(Async(), 1)
+    bench.cut()
+    bench.push(1, 0)
+    assert bench.copies == {number: (0, 0, []) for number in FIRST}
+    assert bench.due == {*SECOND}
+    bench.push(1, 1, base=1)
+    assert bench.copies == {number: (0, 0, []) for number in FIRST}, "they are copied once"
 
 
 def test_blocks_do_not_move_while_they_are_copied_or_between_views():
