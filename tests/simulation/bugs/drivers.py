@@ -175,7 +175,7 @@ STANDBY_BUGS: dict[str, Planted] = {
         swaps(
             "pserver.moving.copies:Copies._cut",
             "return applied.encode()",
-            "return self._shard.copying.held.protocol.applied().encode()",
+            "return self._shard.applied().encode()",
         ),
     ),
 }
