@@ -57,9 +57,8 @@ frameworks: $(VENV)/.dev ## Test recipes for JAX, Lightning, Delta Lake and othe
 quick: $(VENV)/.unit ## Run unit tests with only their dependencies installed (t=tests/domain, k=name)
 	@$(PYTEST) -q -m "not ($(MARKED) or storm)" $(or $(t),tests/domain) $(if $(k),-k "$(k)")
 
-coverage: $(VENV)/.dev ## Measure the branch coverage of the decisions by unit tests and simulation (at least 97 %)
+coverage: $(VENV)/.dev ## Measure the branch coverage of the decisions by unit tests (at least 97 %)
 	@$(BIN)/python -m coverage run -m pytest -q -m "not ($(MARKED) or storm)" tests/domain tests/master
-	@$(BIN)/python -m coverage run --append -m tests.simulation.cores --seeds 60 --processes 1
 	@$(BIN)/python -m coverage report
 
 mutants: $(VENV)/.dev ## Check that unit tests detect wrong guards: a small sample, half a minute

@@ -22,7 +22,7 @@ from flightedl.recording.recorded import recorded as made_recorded
 from flightedl.recording.replay import Difference, first_difference, replay
 from flightedl.recording.values import BEGUN
 from flightedl.recording.writer import Recorder
-from tests.simulation.bugs import PLANTED
+from tests.simulation.bugs import CORE_BUGS
 from tests.simulation.client import Simulation
 from tests.support.planting import planted
 
@@ -112,7 +112,7 @@ def test_a_replay_does_not_depend_on_string_hashes(recorded: Runs) -> None:
     ],
 )
 def test_a_replay_reveals_a_planted_bug(recorded: Runs, bug: str, core: str) -> None:
-    with planted([PLANTED[bug]]):
+    with planted([CORE_BUGS[bug]]):
         assert_shown(recorded, core)
 
 

@@ -44,7 +44,7 @@ from flightedl.recording.recorded import recorded
 from flightedl.recording.replay import Difference, replay
 from flightedl.recording.values import assignment_of
 from flightedl.recording.writer import SUFFIX, Recorder
-from tests.simulation.bugs import PLANTED
+from tests.simulation.bugs import CORE_BUGS
 from tests.support.planting import planted
 
 SECRET = "s3://private-bucket/models: AccessDenied (PutObject)"
@@ -180,7 +180,7 @@ def test_a_replay_reveals_that_an_old_order_is_carried_out(tmp_path: Path, recor
         order = SnapshotRequest(OrderNumber(1, number, number), None, "f", plan_hash="p")
         assert snapshots.take(order, [0, 0], 1) == (number == 2)
     assert differences(tmp_path) == []
-    with planted([PLANTED["old orders are new"]]):
+    with planted([CORE_BUGS["old orders are new"]]):
         assert [each.core for each in differences(tmp_path)] == ["snapshots-1"]
 
 

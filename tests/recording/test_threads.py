@@ -17,7 +17,7 @@ from flightedl.recording.reader import Recording, recordings_in
 from flightedl.recording.recorded import recorded
 from flightedl.recording.replay import replay
 from flightedl.recording.writer import SUFFIX, Recorder
-from tests.simulation.bugs import PLANTED
+from tests.simulation.bugs import CORE_BUGS
 from tests.support.planting import planted
 
 from ..client.pserver_bench import Cluster
@@ -68,7 +68,7 @@ def test_concurrent_requests_to_several_pservers_replay_without_differences(tmp_
 def test_a_replay_reveals_a_bug_in_pushes_that_fail(tmp_path: Path, bug: str, mode: Mode, member: int) -> None:
     recording = record(tmp_path, mode, member)
     assert replay(recording).difference is None
-    with planted([PLANTED[bug]]):
+    with planted([CORE_BUGS[bug]]):
         difference = replay(recording).difference
     assert difference is not None
     assert difference.core == "steps-1"

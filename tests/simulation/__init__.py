@@ -15,7 +15,6 @@ values in closed form and by the account of the recordings.
 * ``each_transaction``: one kill and one freeze at each transaction of etcd, in a run each
 * ``timelines``: what processes log around one fault, for the documentation
 * ``runs``, ``server``, ``client``: seeds in forked children of a warm process, which tests talk to
-* ``cores``: the simulation of the cores with models around them, until this one finds all that it finds
 
 Commands::
 

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 
+from tests.simulation.bugs import BUGS
 from tests.simulation.cluster import Started
-from tests.simulation.planted import BUGS
 from tests.simulation.scheduler import Process, running
 from tests.support.planting import Edit, Planted, planted
 

@@ -187,7 +187,7 @@ def main() -> None:
     chosen = parser.parse_args()
     runs.warm_up()
     # Imports the product, which must be on the fakes.
-    from tests.simulation.planted import BUGS, FEATURES
+    from tests.simulation.bugs import BUGS, FEATURES
 
     search = _Search(BUGS, FEATURES, chosen.seeds, chosen.tries, chosen.aimed, chosen.processes)
     for line in search.look_for(

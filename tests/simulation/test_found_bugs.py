@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.planting import planted
-
+from .bugs import BUGS
 from .bugs.drivers import NEEDS
 from .client import Simulation
-from .planted import BUGS
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -32,12 +30,6 @@ def of_one_seed() -> list[Any]:
         groups[json.dumps([NOTED[name]["seed"], NOTED[name]["wanted"]]), hangs].append(name)
     marks = {False: pytest.mark.seeds, True: pytest.mark.storm}
     return [pytest.param(names, marks=marks[hangs]) for (_, hangs), names in groups.items()]
-
-
-def test_every_bug_changes_present_code() -> None:
-    for each in BUGS.values():
-        with planted([each]):
-            pass
 
 
 def test_what_the_others_need_is_stated_for_bugs_that_are_not_found() -> None:

@@ -6,27 +6,27 @@ import pytest
 
 from flightedl.domain.queue.bisection import after_failure
 from flightedl.domain.queue.values import BatchRange
-from tests.simulation.bugs import PLANTED
+from tests.simulation.bugs import BUGS, CORE_BUGS
 from tests.support.planting import StalePatchError, answers, bug, edited_source, planted, swaps
 
 #: Maximum number of bugs written by hand; all others change one expression, return value or statement.
 BY_HAND = 40
 
 
-@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize("name", BUGS)
 def test_every_bug_changes_present_code(name):
-    with planted([PLANTED[name]]):
+    with planted([BUGS[name]]):
         pass
 
 
 def test_few_bugs_are_written_by_hand():
-    assert sum(any(edit.is_by_hand for edit in each.edits) for each in PLANTED.values()) <= BY_HAND
+    assert sum(any(edit.is_by_hand for edit in each.edits) for each in CORE_BUGS.values()) <= BY_HAND
 
 
 def test_the_product_is_restored_afterwards():
     piece = BatchRange(0, 0, 0, 4, 4, failures=3)
     before = after_failure(piece, None, 3, 1)
-    with planted([PLANTED["the middle batch is dropped"]]):
+    with planted([CORE_BUGS["the middle batch is dropped"]]):
         assert after_failure(piece, None, 3, 1) != before
     assert after_failure(piece, None, 3, 1) == before
 

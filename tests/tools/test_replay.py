@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flightedl_tools.main import run_command_line
-from tests.simulation.bugs import PLANTED
+from tests.simulation.bugs import CORE_BUGS
 from tests.simulation.client import Simulation
 from tests.support.planting import planted
 
@@ -31,7 +31,7 @@ def test_a_replay_without_differences_succeeds(recorded: str, capsys: pytest.Cap
 
 
 def test_differences_are_reported(recorded: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with planted([PLANTED[BUG]]):
+    with planted([CORE_BUGS[BUG]]):
         assert run_command_line(["replay", recorded]) == 1
     output = capsys.readouterr()
     assert "another effect at event" in output.out
@@ -40,7 +40,7 @@ def test_differences_are_reported(recorded: str, capsys: pytest.CaptureFixture[s
 
 
 def test_differences_are_reported_as_json(recorded: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with planted([PLANTED[BUG]]):
+    with planted([CORE_BUGS[BUG]]):
         assert run_command_line(["replay", recorded, "--json"]) == 1
     found = json.loads(capsys.readouterr().out)["processes"]
     differences = [each["difference"] for each in found if each["difference"] is not None]

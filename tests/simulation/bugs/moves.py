@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.planting import Planted, answers, bug, swaps
+from tests.support.planting import Planted, bug, swaps
 
 _SERVER = "domain.moving.server:MovingBlocks."
 _DIRECTOR = "domain.moving.director:Director."
@@ -11,10 +11,6 @@ _CORE = "domain.master.core:MasterCore."
 _REPLACED = "domain.recovery.replacements:Replacements."
 
 MOVE_BUGS: dict[str, Planted] = {
-    "frozen blocks are updated": bug(
-        "a pserver applies pushes to blocks whose content it has already sent to another pserver",
-        answers("tests.simulation.cores.shard:Shard._is_frozen", "False"),
-    ),
     "a unit thaws before its attempt is over": bug(
         "a pserver accepts pushes again although the master may still commit the move",
         swaps(f"{_SERVER}_end_attempts", "if leaving.attempt != attempt:", "if leaving.is_frozen:"),
@@ -48,18 +44,6 @@ MOVE_BUGS: dict[str, Planted] = {
     "moved blocks forget their clocks": bug(
         "the members' clocks do not move along with the blocks",
         swaps(f"{_BLOCKS}adopt", "released.members, released.clocks)", "released.members, {})"),
-    ),
-    "views change while blocks move": bug(
-        "a pserver applies a view, or begins a cut, after it has sent the content of its blocks",
-        answers("tests.simulation.cores.pserver:Pserver._require_unpinned"),
-    ),
-    "blocks arrive during a cut": bug(
-        "a pserver acknowledges blocks while it copies its own blocks for a checkpoint",
-        swaps(
-            "tests.simulation.cores.moving:Mover._received_last",
-            "self._shard.protocol.unadoptable(part.released) is not None",
-            "False",
-        ),
     ),
     "blocks leave within a round": bug(
         "blocks leave although their open round has gradients",

@@ -10,9 +10,7 @@ _VIEW = "domain.consistency.views:PserverView."
 _APPLIED = "domain.exactly_once.applied:AppliedBatches."
 _LIFE = "domain.pserver.life:PserverLife."
 _CUT = "domain.checkpoint.snapshot:SnapshotCut."
-_SHARD = "tests.simulation.cores.shard:Shard."
 _SINCE = "domain.checkpoint.changes:ChangesSince."
-_TABLE = "tests.support.reference_table:ReferenceTable."
 _SPANS = "domain.tables.restoring:RestoredSpans."
 
 PSERVER_BUGS: dict[str, Planted] = {
@@ -75,7 +73,7 @@ PSERVER_BUGS: dict[str, Planted] = {
     "marks after the cut are saved": bug(
         "a checkpoint names batches that arrived after its copy", answers(f"{_CUT}marked")
     ),
-    "blocks change before they are copied": bug(
+    "what a cut still needs is not copied": bug(
         "a push does not copy blocks that are due before it changes them", answers(f"{_BLOCKS}_copies_due", "[]")
     ),
     "old views are taken": bug(
@@ -249,18 +247,6 @@ PSERVER_BUGS: dict[str, Planted] = {
         "the optimizer's step count starts at 0 after a checkpoint is loaded",
         rewrites(f"{_BLOCKS}restore", "", "blocks = {number: (version, 0) for number, (version, _) in blocks.items()}"),
     ),
-    "slots are not restored": bug(
-        "a pserver loads the values of a checkpoint without the slots",
-        swaps(f"{_SHARD}fill", "shard.slots[place]", "0"),
-    ),
-    "slots of another version": bug(
-        "a checkpoint has values from its copy and slots from the time of writing",
-        swaps(f"{_SHARD}_save", "copy[3] for copy in copies", "block.slot for block in self.blocks"),
-    ),
-    "slots of another block": bug(
-        "blocks get each other's slots when they are restored",
-        swaps(f"{_SHARD}fill", "shard.slots[place]", "shard.slots[::-1][place]"),
-    ),
 }
 
 #: Runs with one of these bugs always use a table.
@@ -294,7 +280,6 @@ ROW_BUGS: dict[str, Planted] = {
         "rows are restored without the base",
         swaps("domain.checkpoint.manifest:ShardFile.chain", "(*self.links, self)", "(self,)"),
     ),
-    "removed rows return": bug("a restore ignores removals in increments", answers(f"{_TABLE}remove")),
     "a failed increment swallows removals": bug(
         "removals in a file that was not written are missing from later increments",
         swaps(
@@ -303,23 +288,7 @@ ROW_BUGS: dict[str, Planted] = {
             "reduce(self._merge, (self._before[1], since_newest))._replace(removed=since_newest.removed)",
         ),
     ),
-    "admission begins anew": bug(
-        "a restore loses the push counts of ids that wait for admission",
-        drops(f"{_TABLE}restore", "self.waiting[row_id] = copied"),
-    ),
-    "rows go a version too early": bug(
-        "a restore evicts rows of one version too many",
-        swaps(f"{_TABLE}expire", "row.version < least", "row.version <= least"),
-    ),
-    "what one bucket gave up is gone in all": bug(
-        "a restore evicts rows of all buckets by the limit of the strictest bucket",
-        swaps(f"{_TABLE}expire", "oldest.get(self.bucket_of(row_id))", "max(oldest.values())"),
-    ),
     "rows forget the epoch": bug("a restore loses the epoch of its rows", answers(f"{_SPANS}epoch_of", "0")),
-    "rows live a version too long": bug(
-        "an expired row exists for one version too long",
-        rewrites(f"{_TABLE}exists", "", "version = max(0, version - 1)"),
-    ),
     "bases are deleted": bug(
         "retention deletes files that kept checkpoints build on",
         answers("domain.checkpoint.manifest:since_of"),

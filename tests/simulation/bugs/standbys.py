@@ -6,7 +6,6 @@ from tests.support.planting import Planted, answers, bug, swaps
 
 _STANDBY = "domain.moving.standby:"
 _COPY = f"{_STANDBY}StandbyCopy."
-_PSERVER = "tests.simulation.cores.pserver:Pserver."
 
 STANDBY_BUGS: dict[str, Planted] = {
     "half of a copy is taken over": bug(
@@ -16,24 +15,6 @@ STANDBY_BUGS: dict[str, Planted] = {
     "the first half of a copy is taken over": bug(
         "a standby serves its former copy although a copy of everything has overwritten part of it",
         swaps(f"{_COPY}begin", "self.has = None", "pass"),
-    ),
-    "an index is claimed while its standby lives": bug(
-        "a process claims an index although another process is its standby",
-        swaps(f"{_STANDBY}claims", "else index not in standbys", "else True"),
-        swaps(f"{_PSERVER}_claim", "standby: claim.standby}", "standby: standbys.get(index, 0)}"),
-    ),
-    "a dismissed standby takes over": bug(
-        "a process claims an index as its standby after its key was deleted and another process held the index",
-        swaps(f"{_STANDBY}keeps_following", "and not is_dismissed", ""),
-        swaps(f"{_PSERVER}_claim", "standby: claim.standby}", "standby: standbys.get(index, 0)}"),
-    ),
-    "a copy names batches that it lacks": bug(
-        "the applied set of a copy is newer than its values",
-        swaps(
-            "tests.simulation.cores.shard:Shard._save",
-            "applied=applied.encode()",
-            "applied=(self.protocol.applied() if cut is self._for_standby else applied).encode()",
-        ),
     ),
     "a copy of moved blocks is taken over": bug(
         "a standby serves a copy although blocks have moved away from its pserver since, or to it",

@@ -1,0 +1,59 @@
+"""Seeds that reach the product's marks: ``python -m tests.simulation.reached`` looks for few of them.
+
+A mark is on a path that only faults reach (``flightedl.marks``). ``reached.json`` has seeds which together reach all
+marks that many seeds reach. Tests run them, so such a path is not lost without notice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from tests.simulation import runs
+from tests.simulation.scenario import SHARES, Wanted, features_of
+
+FILE = Path(__file__).with_suffix(".json")
+
+
+def _wanted(seed: int, feature: str) -> Wanted:
+    wanted = Wanted(features={feature: True} if feature else {})
+    return replace(wanted, features=features_of(seed, wanted), is_exact=True)
+
+
+def main() -> None:
+    """Run seeds with each feature, and write few of them to the file."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation.reached", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=20, help="number of seeds for each feature")
+    chosen = parser.parse_args()
+    runs.warm_up()
+    left: list[tuple[set[str], int, Wanted]] = []
+    for number, feature in enumerate(["", *SHARES]):
+        first = 1 + number * chosen.seeds
+        for seed in range(first, first + chosen.seeds):
+            wanted = _wanted(seed, feature)
+            outcome = runs.run_forked(seed, wanted)
+            if outcome.is_good:
+                left.append((set(outcome.marks), seed, wanted))
+            else:
+                print(outcome, flush=True)
+    noted, count = [], 0
+    while best := max(left, key=lambda each: len(each[0])):
+        marks, seed, wanted = best
+        if not marks:
+            break
+        noted.append({"seed": seed, "wanted": {"features": wanted.features, "is_exact": True}, "marks": sorted(marks)})
+        count += len(marks)
+        left = [(others - marks, other, its) for others, other, its in left]
+    FILE.write_text(json.dumps(noted, indent=2) + "\n")
+    print(f"{len(noted)} of {len(left)} seeds reach {count} marks")
+
+
+if __name__ == "__main__":
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        os.environ["PYTHONHASHSEED"] = "0"
+        os.execv(sys.executable, [sys.executable, "-m", "tests.simulation.reached", *sys.argv[1:]])
+    main()
