@@ -9,6 +9,7 @@ values in closed form and by the account of the recordings.
 * ``etcd``, ``machine``: the product's in-memory etcd with faults; what a process asks of its machine
 * ``product``: import of the product on these fakes
 * ``scenario``: what a seed simulates. ``strikes``: its faults. ``programs``: what each process runs
+* ``ranks``: groups of ranks: their launcher, the operations among them, and the judgement of what they have read
 * ``cluster``: the processes of a job. ``files``: its checkpoint store, with faults
 * ``account``, ``stored``, ``bounds``: judgement of a run, its checkpoints, and its recovery from a single fault
 * ``planted``: bugs to find
@@ -24,6 +25,6 @@ Commands::
     python -m tests.simulation --seed 7 --only 3,7         # carry out only these strikes
     python -m tests.simulation --seed 7 --diff             # print where two runs of the seed differ
 
-Not simulated: shared memory and lines between processes of one host, TLS, reader processes, HTTP pages, ``launch``,
-``adapters/etcd.py``, and memory of the machine. Other tests cover these.
+Not simulated: a group's own master, batches by number, shared memory and lines between processes of one host, TLS,
+reader processes, HTTP pages, ``launch``, ``adapters/etcd.py``, and memory of the machine. Other tests cover these.
 """

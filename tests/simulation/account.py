@@ -25,12 +25,19 @@ _NAMED = 6
 
 def problems(cluster: Cluster, programs: Programs, recorded: Path) -> list[str]:
     """Describe everything that is wrong, one sentence each. The run has ended by itself."""
-    from tests.simulation import bounds, stored
+    from tests.simulation import bounds, ranks, stored
 
     pointer = cluster.etcd.store.entries.get(programs.pointer_key())
     saved = None if pointer is None else pointer.value
     scenario = programs.scenario
     is_short = scenario.stop_at_s > 0
+    if cluster.launcher is not None:
+        return [
+            *_of_processes(cluster),
+            *ranks.problems(cluster.launcher, scenario, cluster.etcd.store.entries[programs.group_key()].value),
+            *_of_evaluations(programs),
+            *_of_batches(recorded, may_be_empty=True, may_lack_losses=False, has_blocks=False),
+        ]
     # The contents of checkpoints are known only if each element has one update, and all of them.
     has_others = scenario.repeats or scenario.eviction or scenario.grows or scenario.poison or scenario.deadly
     is_plain = not (has_others or cluster.has_gone_back)
@@ -81,6 +88,8 @@ def _of_processes(cluster: Cluster) -> list[str]:
     if cluster.has_gone_back:
         good.add(3)
     for each in cluster.told.ends:
+        if each.group_start is not None and each.result == 1 and each.said.startswith("PeerError"):
+            continue
         # A master tries the store out before a job begins.
         is_refused = each.result == 2 and _REFUSED in each.said and cluster.store.failure_count
         if each.role in RESTARTED and each.result not in good and not is_refused:
@@ -96,9 +105,13 @@ def _of_values(programs: Programs, *, has_repeated: bool) -> list[str]:
     found = [_wrong_values(values, scenario, has_repeated=has_repeated) for values in programs.results]
     if len(programs.results) < scenario.trainers:
         found.append(f"{len(programs.results)} of {scenario.trainers} trainers read the final values")
-    mean = (scenario.records - 1) / 2
-    found += [f"an evaluation is {each}, not {mean}" for each in programs.metrics if abs(each["k"] - mean) > 1e-6]
+    found += _of_evaluations(programs)
     return [each for each in found if each]
+
+
+def _of_evaluations(programs: Programs) -> list[str]:
+    mean = (programs.scenario.records - 1) / 2
+    return [f"an evaluation is {each}, not {mean}" for each in programs.metrics if abs(each["k"] - mean) > 1e-6]
 
 
 def _wrong_values(values: Array, scenario: Scenario, *, has_repeated: bool) -> str:
@@ -171,13 +184,13 @@ def _of_replays(recorded: Path) -> Iterator[str]:
             yield f"event {found.number} of {found.process} ({found.core} {found.event}), replayed: {last}"
 
 
-def _of_batches(recorded: Path, *, may_be_empty: bool, may_lack_losses: bool) -> list[str]:
+def _of_batches(recorded: Path, *, may_be_empty: bool, may_lack_losses: bool, has_blocks: bool = True) -> list[str]:
     """Every block applied every batch once, according to the recordings."""
     from flightedl.recording.account import account
     from flightedl.recording.reader import recordings_in
 
     found = account(recordings_in(recorded))
-    if not found.blocks or not (found.expected or may_be_empty):
+    if bool(found.blocks) != has_blocks or not (found.expected or may_be_empty):
         return ["the recordings name no blocks or batches"]
     findings = {kind: text for kind, text in found.findings.items() if not (kind == "lost" and may_lack_losses)}
     return [f"account: {sentence}" for sentence in findings.values()]

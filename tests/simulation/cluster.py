@@ -16,14 +16,15 @@ from tests.simulation import flight, scheduler
 from tests.simulation.etcd import Etcd, set_etcd
 from tests.simulation.files import Store, set_store
 from tests.simulation.network import Network
+from tests.simulation.ranks import Launcher, PeerError, Start
 from tests.simulation.scenario import Scenario
 from tests.simulation.scheduler import AbandonedError, Pace, Process, Scheduler
 
 _SERVERS = ("master", "pserver", "standby")
 #: Exit code of a process that cannot continue until somebody helps.
 _JOB_FAILED = 3
-#: Names of threads for whose end no process waits.
-_STAYING = ("flightedl-leaving", "flightedl-snapshot", "signal")
+#: Names of threads for whose end no process waits, or not for long.
+_STAYING = ("flightedl-leaving", "flightedl-progress", "flightedl-snapshot", "signal")
 #: Roles of processes that a launcher starts again.
 RESTARTED = (*_SERVERS, "trainer")
 _RESTART_S = 0.2
@@ -47,6 +48,8 @@ class Started(Process):
         #: Exit code, or what its main thread raised; None while it runs, and after a kill.
         self.result: object = None
         self.said = ""
+        #: The start of a group to which this rank belongs.
+        self.group_start: Start | None = None
 
 
 @dataclass(slots=True)
@@ -143,6 +146,8 @@ class Cluster:
         set_store(self.store)
         self.processes: list[Started] = []
         self.is_ending = False
+        #: What starts the ranks of a group; None if trainers are independent.
+        self.launcher = None if scenario.group is None else Launcher(self, scenario.group)
         #: True if etcd was restored from a backup.
         self.has_gone_back = False
         #: The servers that were alive when the job was done.
@@ -173,10 +178,11 @@ class Cluster:
 
     # processes
 
-    def start(self, role: str, index: int) -> Started:
+    def start(self, role: str, index: int, group_start: Start | None = None) -> Started:
         """Start a process."""
         self._pids += 1
         process = Started(role, index, self._pids)
+        process.group_start = group_start
         process.on_death.append(lambda: self.network.ended(process))
         process.excepthook = self._thread_died
         self.processes.append(process)
@@ -205,7 +211,7 @@ class Cluster:
         # A launcher ends a job that has failed, unless its operator continues it.
         is_helped = self.has_gone_back or self.store.has_damage
         is_failed = isinstance(error, JobFailedError) and process.role == "trainer" and not is_helped
-        if isinstance(error, FlightedlError | PoisonError) and not is_failed:
+        if isinstance(error, FlightedlError | PoisonError | PeerError) and not is_failed:
             self.say("ERROR", f"{type(error).__name__}: {error}")
         else:
             self._crash("".join(traceback.format_exception(error)))
@@ -230,12 +236,15 @@ class Cluster:
         self.scheduler.kill(process)
         if process.role == "pserver" and process.result == _JOB_FAILED and self.store.mend():
             self.say("MEND", "damaged files are restored")
-        is_wanted = process.role in RESTARTED and not (process.role == "trainer" and process.result == 0)
+        is_done = process.role == "trainer" and process.result == 0 and self.launcher is None
+        is_wanted = process.role in RESTARTED and not is_done
         if is_wanted and not self.is_ending:
             self.scheduler.after(_RESTART_S, lambda: self._restart(process))
 
     def _restart(self, process: Started) -> None:
-        if not self.is_ending and (process.role != "pserver" or len(self.alive("pserver")) < self._pserver_count()):
+        if self.launcher is not None and process.role == "trainer":
+            self.launcher.ended(process)
+        elif not self.is_ending and (process.role != "pserver" or len(self.alive("pserver")) < self._pserver_count()):
             self.start(process.role, process.index)
 
     def _pserver_count(self) -> int:
@@ -282,15 +291,18 @@ class Cluster:
             scenario = self.scenario
             counts = {
                 "master": scenario.masters,
-                "pserver": scenario.pservers,
+                "pserver": scenario.pservers if self.launcher is None else 0,
                 "standby": scenario.standbys,
-                "trainer": scenario.trainers,
+                "trainer": scenario.trainers if self.launcher is None else 0,
                 "watcher": int(scenario.is_watched),
                 "follower": int(scenario.is_followed),
             }
             for role, count in counts.items():
                 for index in range(count):
                     self.start(role, index)
+            if self.launcher is not None:
+                self.launcher.begin()
+                self.launcher.plan_resizes()
             self.scheduler.run(self._is_done, scenario.limit_s)
             self.is_ending = True
             self.last_servers = [each for role in _SERVERS for each in self.alive(role)]
@@ -313,6 +325,8 @@ class Cluster:
     def _is_done(self) -> bool:
         if self.told.crashes:
             return True
+        if self.launcher is not None:
+            return self.launcher.is_done and not self.alive("trainer")
         done = {each.index for each in self.processes if each.role == "trainer" and each.result == 0}
         return len(done) == self.scenario.trainers and not self.alive("trainer")
 

@@ -9,7 +9,7 @@ import sys
 import types
 from typing import Any
 
-from tests.simulation import machine, threads
+from tests.simulation import machine, ranks, threads
 from tests.simulation.flight import fake_flight
 
 #: Packages of the product that simulated processes execute.
@@ -65,6 +65,7 @@ def install() -> None:
     flight_seam = _module("flightedl.rpc.arrow_flight", flight=fake_flight)
     sys.modules[flight_seam.__name__] = flight_seam
     made = machine.as_module()
+    ranks.install()
     # Logs are the simulation's.
     logs = _module("flightedl.process.log_format", set_up=lambda *_: None)
     coordinators = _module("flightedl.coordination.coordinators", open_coordinator=_open_coordinator)

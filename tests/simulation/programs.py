@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.simulation import files
+from tests.simulation import files, ranks
 from tests.simulation.cluster import Cluster, PoisonError, Started
 from tests.simulation.scenario import Scenario
 
@@ -21,6 +21,9 @@ CHECKPOINTS = f"{files.URL}checkpoints"
 ETCD = "127.0.0.1:2379"
 EVALUATED = "memory://evaluated.parquet"
 GROWING = "memory://growing"
+RANKED = "memory:///ranked"
+#: Number of files of a group's data.
+_RANKED_FILES = 3
 SAVED_MODEL, SAVED_ROWS, REPORT = (f"{files.URL}saved/{name}" for name in ("model.npz", "rows.parquet", "report.txt"))
 _STATUS_S = 1.0
 #: Maximum time between two files of growing data.
@@ -82,7 +85,7 @@ class Programs:
             "master": self._master,
             "pserver": self._pserver,
             "standby": self._standby,
-            "trainer": self._trainer,
+            "trainer": self._trainer if self.scenario.group is None else self._rank,
             "admin": self._scale,
             "mode": self._change_mode,
             "watcher": self._watch,
@@ -98,6 +101,9 @@ class Programs:
         _write(EVALUATED, records)
         if self.scenario.grows:
             self._grow(records, 0)
+        if self.scenario.group is not None:
+            for number, part in enumerate(np.array_split(records, _RANKED_FILES)):
+                _write(f"{RANKED}/{number}.parquet", part)
 
     def _grow(self, records: npt.NDArray[np.int64], number: int) -> None:
         """Write the next file of growing data, and plan those that follow."""
@@ -148,6 +154,12 @@ class Programs:
 
         return JobKeys(JOB).ps_desired
 
+    def group_key(self) -> str:
+        """Return the key in etcd of the group of ranks."""
+        from flightedl.coordination.keys import JobKeys
+
+        return JobKeys(JOB).group
+
     def pointer_key(self) -> str:
         """Return the key in etcd of the newest checkpoint."""
         from flightedl.coordination.keys import JobKeys
@@ -178,18 +190,24 @@ class Programs:
         chosen = self._settings(
             MasterSettings,
             process,
-            pservers=self.scenario.pservers,
+            pservers=self.scenario.pservers if self.scenario.group is None else 0,
             checkpoint_every_s=every_s,
             rebalance_s=0.0,
             recovery=self.scenario.recovery,
             stuck_after_s=60.0,
             follow_every_s=0.3,
             resume=Resume.AUTO if self.scenario.may_go_back else Resume.NEVER,
-            attempts_limit=3 if self.scenario.poison or self.scenario.deadly else 5,
+            attempts_limit=self._attempts_limit(),
             # A trainer that is alone, and has nothing else to do, needs this long to convict poison.
             stand_still_s=10.0 if self.scenario.poison or self.scenario.deadly else 600.0,
         )
         return run(chosen)
+
+    def _attempts_limit(self) -> int:
+        if self.scenario.poison or self.scenario.deadly:
+            return 3
+        # The last round of a group is to blame for each kill.
+        return 5 if self.scenario.group is None else 1000
 
     def _pserver(self, process: Started) -> int:
         from flightedl.config import PserverSettings
@@ -327,6 +345,59 @@ class Programs:
                 self._save(job, table, str(len(values)))
             if scenario.evaluates:
                 self.metrics.append(job.evaluate(EVALUATED, self._measure, batch_size=scenario.batch_size))
+        return 0
+
+    def _data_of_group(self, job: Any, plan: ranks.GroupPlan, start: ranks.Start, rank: int) -> Any:
+        common = {
+            **plan.reading,
+            "epochs": self.scenario.epochs,
+            "seed": 1,
+            "group": "auto" if start.has_torch else (rank, start.size),
+            "on_lost": "continue" if self.scenario.deadly else "raise",
+        }
+        if plan.kind == "indexed":
+            return job.indexed(self.scenario.records, self._read, batched=True, **common)
+        if plan.kind == "parquet":
+            return job.dataset(f"{RANKED}/*.parquet", transform=self._checked, **common)
+        urls = [f"{RANKED}/{number}.parquet" for number in range(_RANKED_FILES)]
+        return job.mixture(dict(zip(urls, (1.0, 2.0, 1.0), strict=True)), stop="all", **common)
+
+    def _rank(self, process: Started) -> int:
+        """Train a model of this program's own on the data of its group."""
+        import flightedl as fe
+
+        scenario, cluster, start, rank = self.scenario, self.cluster, process.group_start, process.index
+        assert cluster is not None, "a rank runs in a cluster"
+        assert cluster.launcher is not None, "a launcher has started it"
+        assert start is not None, "it belongs to a start"
+        launcher, plan = cluster.launcher, cluster.launcher.plan
+        chance = cluster.chance(f"script {process.name}")
+        with fe.connect(
+            job=JOB,
+            etcd=ETCD,
+            same_host="never",
+            lease_ttl_s=scenario.lease_ttl_s,
+            record=self.record or None,
+            process_name=str(rank),
+            start="" if start.has_torch else f"start-{start.number}",
+        ) as job:
+            data = self._data_of_group(job, plan, start, rank)
+            if start.saved.state is not None and (rank == 0 or not plan.loads_first):
+                data.load_state_dict(start.saved.state)
+            training = ranks.Training(launcher, start, rank, data, chance)
+            for epoch, batch in ranks.batches_of(data, is_ahead=plan.is_ahead):
+                cluster.scheduler.sleep(0.0 if start.is_reference else scenario.batch_s * chance.random())
+                if 0 < scenario.stop_at_s < cluster.scheduler.now and rank == start.size - 1:
+                    job.stop()
+                records = tuple(batch["k"].to_pylist())
+                if set(records) & set(scenario.deadly):
+                    cluster.kill(process, 1.0)
+                    cluster.scheduler.sleep(0.0)
+                training.step(epoch, records)
+            training.end()
+            if scenario.evaluates:
+                self.metrics.append(job.evaluate(EVALUATED, self._measure, batch_size=scenario.batch_size))
+            launcher.succeeded(start, training.model, data.summary)
         return 0
 
     def _save(self, job: Any, table: Any, report: str) -> None:

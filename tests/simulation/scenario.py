@@ -9,6 +9,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from tests.simulation import ranks
+from tests.simulation.ranks import GroupPlan
+
 MODES = ("sync", "async", "bounded")
 OPTIMIZERS = ("sgd", "adagrad")
 #: Number of modes that a job may change to.
@@ -56,6 +59,8 @@ SHARES = {
     "followers": 0.15,
     # Trainers save the model and the rows at their end.
     "saves": 0.2,
+    # Ranks of a group that trains its own model. Other features have precedence if they are asked for.
+    "groups": 0.15,
     # Only on request.
     "etcd back": 0.0,
 }
@@ -105,6 +110,18 @@ _AIMS = (
     ("trainer", "exchange tasks", 12),
     ("trainer", "get pull", 8),
     ("trainer", "put init", 15),
+)
+#: The same for jobs with a group.
+_GROUP_AIMS = (
+    ("master", "transaction", 20),
+    ("master", "action group_start", 4),
+    ("master", "action group_at", 20),
+    ("master", "action group_leave", 3),
+    ("trainer", "transaction", 4),
+    ("trainer", "action group_start", 2),
+    ("trainer", "action group_at", 10),
+    ("trainer", "action group_leave", 1),
+    ("trainer", "action declare_dataset", 1),
 )
 #: Kinds that are aimed at events of calls, and those that are aimed at transactions.
 _AIMED = ("kill", "kill", "kill silently", "freeze", "freeze", "break")
@@ -219,6 +236,8 @@ class Scenario:
     is_followed: bool = False
     #: True if trainers save the model and the rows, and write a report once.
     saves: bool = False
+    #: The ranks that train their own model, instead of trainers; None if there is a model on pservers.
+    group: GroupPlan | None = None
     records: int = 96
     epochs: int = 2
     batch_size: int = 8
@@ -296,7 +315,8 @@ class Scenario:
             f"{self.standbys} standbys": self.standbys > 0,
             f"{self.masters} masters": self.masters > 1,
         }
-        return ", ".join([f"{self.mode} {self.optimizer}", *(word for word, has in words.items() if has)])
+        first = f"{self.mode} {self.optimizer}" if self.group is None else str(self.group)
+        return ", ".join([first, *(word for word, has in words.items() if has)])
 
     def only(self, numbers: Sequence[int]) -> Scenario:
         """Return the scenario with only these strikes."""
@@ -330,6 +350,7 @@ class _Draws:
 
     def __init__(self, seed: int, wanted: Wanted) -> None:
         self._seed, self._wanted, self._is_exact = seed, wanted.features, wanted.is_exact
+        self._is_of_servers = bool(wanted.mode or wanted.optimizer or any(wanted.features.values()))
 
     def chance(self, feature: str) -> random.Random:
         return random.Random(f"{self._seed} {feature}")
@@ -337,6 +358,8 @@ class _Draws:
     def has(self, feature: str) -> bool:
         """True if the scenario has a feature, provided that its other features permit it."""
         by_chance = not self._is_exact and self.chance(f"has {feature}").random() < SHARES[feature]
+        if feature == "groups":
+            by_chance = by_chance and not self._is_of_servers
         return self._wanted.get(feature, by_chance)
 
 
@@ -349,6 +372,45 @@ def features_of(seed: int, wanted: Wanted) -> dict[str, bool]:
 def drawn(seed: int, wanted: Wanted) -> Scenario:
     """Return the scenario of a seed."""
     draws = _Draws(seed, wanted)
+    made = _with_group(seed, wanted, draws) if draws.has("groups") else _with_servers(seed, wanted, draws)
+    made = replace(made, strikes=made.strikes + wanted.strikes)
+    if wanted.changes:
+        made = replace(made, **wanted.changes)  # type: ignore[arg-type] # names of numbers
+    return made if wanted.only is None else made.only(wanted.only)
+
+
+def _with_group(seed: int, wanted: Wanted, draws: _Draws) -> Scenario:
+    """Return a job without pservers, whose trainers are the ranks of a group."""
+    draw = draws.chance("groups")
+    made = Scenario(
+        seed=seed,
+        masters=draw.choice((1, 1, 2)),
+        records=draw.choice((96, 97, 90)),
+        epochs=draw.choice((1, 2, 3)),
+        batch_s=draw.choice((0.02, 0.1, 0.3)),
+        has_store=not draws.has("no store"),
+        evaluates=draws.has("evaluations"),
+        is_watched=draws.has("watchers"),
+        stop_at_s=0.5 + 3 * draw.random() if draws.has("stops") else 0.0,
+        group=ranks.drawn(draw),
+    )
+    if draws.has("poison"):
+        made = replace(made, deadly=(draw.randrange(made.records),), group=ranks.drawn(draw, is_deadly=True))
+    if not wanted.faults:
+        return made
+    made = _struck(made, draw)
+    if draws.has("aims"):
+        made = _aimed(made, draws.chance("aims"), _GROUP_AIMS)
+    if made.has_store and draws.has("files"):
+        made = _with_faulty_files(made, draws.chance("files"))
+    roles = {"pserver": "trainer"}
+    strikes = [replace(e, role=roles.get(e.role, e.role), other=roles.get(e.other, e.other)) for e in made.strikes]
+    # A rank that is killed without a deadly record would be taken for one with such a record.
+    return replace(made, strikes=tuple(each for each in strikes if not made.deadly or each.role == "master"))
+
+
+def _with_servers(seed: int, wanted: Wanted, draws: _Draws) -> Scenario:
+    """Return a job whose model is on pservers."""
     draw = draws.chance("scenario")
     mode, optimizer = draw.choice(MODES), draw.choice(OPTIMIZERS)
     made = Scenario(
@@ -384,10 +446,7 @@ def drawn(seed: int, wanted: Wanted) -> Scenario:
             made = _with_faulty_files(made, draws.chance("files"))
     elif wanted.features.get("moves"):
         made = _moved(made, draws.chance("moves"))
-    made = replace(made, strikes=made.strikes + wanted.strikes)
-    if wanted.changes:
-        made = replace(made, **wanted.changes)  # type: ignore[arg-type] # names of numbers
-    return made if wanted.only is None else made.only(wanted.only)
+    return made
 
 
 def _with_data(made: Scenario, draws: _Draws) -> Scenario:
@@ -510,11 +569,11 @@ def _with_faulty_files(made: Scenario, draw: random.Random) -> Scenario:
     return replace(made, store_s=store_s, is_disk=is_disk, strikes=tuple(strikes))
 
 
-def _aimed(made: Scenario, draw: random.Random) -> Scenario:
+def _aimed(made: Scenario, draw: random.Random, aims: Sequence[tuple[str, str, int]] = _AIMS) -> Scenario:
     """Return a job that is also struck at certain events."""
     strikes = list(made.strikes)
     for _ in range(draw.choice((1, 3, 6))):
-        role, event, usual = draw.choice(_AIMS)
+        role, event, usual = draw.choice(aims)
         kinds = _AIMED_AT_ETCD if event == "transaction" else _AIMED
         index, count = draw.randrange(2), 1 + draw.randrange(usual)
         aim = Aim(role, index, event, count, draw.choice(("before", "after")))

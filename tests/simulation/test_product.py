@@ -24,6 +24,14 @@ def test_each_batch_is_applied_once_whatever_strikes(simulation: Simulation) -> 
     assert strikes > 100
 
 
+def test_groups_of_ranks_get_each_record_once_whatever_strikes(simulation: Simulation) -> None:
+    strikes = 0
+    for ran in simulation.run(range(1, 11), features={"groups": True}):
+        ran.require_good()
+        strikes += ran.strikes
+    assert strikes > 50
+
+
 def test_a_seed_with_faults_determines_everything(simulation: Simulation) -> None:
     for seed in (3, 8, 14):
         first, second = simulation.run([seed, seed])
