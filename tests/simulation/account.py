@@ -36,6 +36,7 @@ def problems(cluster: Cluster, programs: Programs, recorded: Path) -> list[str]:
             *_of_processes(cluster),
             *ranks.problems(cluster.launcher, scenario, cluster.etcd.store.entries[programs.group_key()].value),
             *_of_evaluations(programs),
+            *_of_replays(recorded),
             *_of_batches(recorded, may_be_empty=True, may_lack_losses=False, has_blocks=False),
         ]
     # The contents of checkpoints are known only if each element has one update, and all of them.

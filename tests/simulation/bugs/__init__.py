@@ -21,4 +21,5 @@ FEATURES: dict[str, str] = (
     | dict.fromkeys(ROW_BUGS | drivers.ROW_BUGS, "tables")
     | dict.fromkeys(MOVE_BUGS | drivers.MOVE_BUGS, "moves")
     | dict.fromkeys(STANDBY_BUGS | drivers.STANDBY_BUGS, "standbys")
+    | dict.fromkeys(drivers.GROUP_BUGS, "groups")
 )

@@ -20,6 +20,80 @@ _LINK = "master.pservers:PserverLink."
 _STATE = "master.state:JobState."
 _PROCESS = "pserver.main:PserverProcess."
 _ROWS = "pserver.rows.table:RowTable."
+_DATA = "client.data.group_dataset:GroupDataset."
+_ATTENDANCE = "client.data.attendance:GroupAttendance."
+_GROUP = "domain.groups.incarnation:Group."
+_PLAN = "domain.groups.plan:RoundPlan."
+
+#: Bugs of groups of ranks. Their seeds always have a group.
+GROUP_BUGS: dict[str, Planted] = {
+    "uncommitted rounds count": bug(
+        "a position includes rounds that the script has fetched, but not committed",
+        swaps(
+            f"{_DATA}_handed",
+            "self._uncommitted.append(batch)",
+            "self._uncommitted.append(batch)\nself._counted.count()",
+        ),
+        drops(f"{_DATA}commit", "self._counted.count()"),
+    ),
+    "a position lacks the current round": bug(
+        "a position that is saved before the next batch is requested lacks the current round",
+        drops(f"{_DATA}_handed", "self._counted.count()"),
+        rewrites(
+            f"{_DATA}_rounds",
+            "self._handed_out = None",
+            "if not self._explicit_commit:\n    self._counted.count()\nself._handed_out = None",
+        ),
+    ),
+    "ranks ignore the position of others": bug(
+        "a rank that has not loaded the position begins at the beginning of the data",
+        drops(f"{_DATA}_begin", "self.load_state_dict({_KEY: agreed})"),
+    ),
+    "the reader begins at the beginning": bug(
+        "the reader thread ignores the loaded position",
+        swaps(f"{_DATA}_begin", "self._plan_from(self._counted.position())", "self._plan_from(BEGINNING)"),
+    ),
+    "excluded records are read": bug(
+        "ranks get the records that have killed ranks before",
+        answers(f"{_ATTENDANCE}kept", "step"),
+    ),
+    "a rank leaves unfinished": bug(
+        "a rank does not report that it has reached the end of the data",
+        answers(f"{_ATTENDANCE}finish"),
+    ),
+    "the group is not stored": bug(
+        "the master answers ranks before their group is stored",
+        drops("domain.master.groups:GroupRequests._act", "self._outbox.touch()"),
+    ),
+    "one rank ends the group": bug(
+        "the group is over when the first rank has left",
+        swaps(f"{_GROUP}leave", " and all(each.has_left for each in ranks)", ""),
+    ),
+    "lanes change within an epoch": bug(
+        "an epoch that is resumed with another batch size has other lanes",
+        swaps(f"{_PLAN}_begin", "start.order if start.records else self._order", "self._order"),
+    ),
+    "an epoch's end is not its end": bug(
+        "a position after the last round of an epoch with records left out is not the beginning of the next one",
+        drops(f"{_PLAN}position", "return Position(self._start.epoch + 1)"),
+    ),
+    "a resumed epoch has too many rounds": bug(
+        "the last batches of an epoch that is resumed are empty",
+        swaps(f"{_PLAN}_begin", "max(self._total - start.records, 0)", "self._total"),
+    ),
+    "a stopped group ends at a round that has passed": bug(
+        "the last round of a stopped group is one that some ranks have passed",
+        swaps(f"{_GROUP}_fix_end", "stop_after=max(", "stop_after=min("),
+    ),
+    "another rank is suspected": bug(
+        "the master excludes the records of a rank that did not end first",
+        swaps(f"{_GROUP}_silent_longest", "min(heard)", "max(heard)"),
+    ),
+    "lanes outlive their epoch": bug(
+        "a rank reads an epoch's first records in the order of the epoch before",
+        drops("client.data.pieces:PieceReader._opened", "self._lanes.clear()"),
+    ),
+}
 
 #: Bugs of moves. Their seeds always have moves.
 MOVE_BUGS: dict[str, Planted] = {
@@ -184,6 +258,7 @@ DRIVER_BUGS: dict[str, Planted] = {
     **MOVE_BUGS,
     **ROW_BUGS,
     **STANDBY_BUGS,
+    **GROUP_BUGS,
     "any generation is served": bug(
         "a server answers calls that are meant for the process before it",
         drops(
