@@ -20,7 +20,7 @@ _planted = ExitStack()
 
 def prepare(names: Iterable[str], counted: Iterable[str]) -> None:
     """Plant bugs in this process, and count the calls of functions, for as long as it lives."""
-    edits = [Edit(place, "", f"import {__name__} as counting; counting.called({place!r})") for place in counted]
+    edits = [Edit(place, "", f"import {__name__} as _calls_; _calls_.called({place!r})") for place in counted]
     _planted.enter_context(planted([*(BUGS[name] for name in names), Planted("", tuple(edits))]))
 
 
