@@ -36,7 +36,6 @@ Floats = npt.NDArray[np.float32]
 _ROWS_A_GROUP = 1 << 17
 #: Rows read at a time.
 _ROWS_AT_ONCE = 1 << 16
-SUFFIXES = (".parquet", ".pq")
 _OPTIMIZER = b"flightedl.optimizer"
 _LARGEST_HALF = 65504.0
 
