@@ -18,7 +18,7 @@ SETTLED = "master-0.101   INFO    master.state: pserver is settled index={} gene
 @pytest.mark.parametrize(("kind", "role", "extent"), FAULTS, ids=[f"{kind} {role}" for kind, role, _ in FAULTS])
 def test_a_job_recovers_from_one_fault_in_time(simulation: Simulation, kind: str, role: str, extent: float) -> None:
     strike = {"number": 0, "at_s": 4.0, "kind": kind, "role": role, "extent": extent}
-    features = dict.fromkeys(("stops", "standbys", "rollbacks"), False)
+    features = dict.fromkeys(("stops", "standbys", "rollbacks", "groups"), False)
     changes = {"batch_s": 2.0}
     for ran in simulation.run((1, 2), faults=False, strikes=[strike], features=features, changes=changes):
         ran.require_good()

@@ -85,10 +85,6 @@ GROUP_BUGS: dict[str, Planted] = {
         "the last round of a stopped group is one that some ranks have passed",
         swaps(f"{_GROUP}_fix_end", "stop_after=max(", "stop_after=min("),
     ),
-    "another rank is suspected": bug(
-        "the master excludes the records of a rank that did not end first",
-        swaps(f"{_GROUP}_silent_longest", "min(heard)", "max(heard)"),
-    ),
     "lanes outlive their epoch": bug(
         "a rank reads an epoch's first records in the order of the epoch before",
         drops("client.data.pieces:PieceReader._opened", "self._lanes.clear()"),
