@@ -89,6 +89,17 @@ def test_the_newest_round_is_the_one_that_a_rank_reports() -> None:
     assert [request.at for verb, request in rank.sent if verb == "group_at"] == [4]
 
 
+def test_rounds_that_are_not_committed_are_reported_with_the_newest() -> None:
+    rank = Leaving()
+    made = rank.attendance
+    made._watched_until, made._watched_since = 0, None
+    made._every_s, made._confirmed_at = 0.5, made._process.clock.now()
+    made.take(4, round_of(Piece(1, 4, 6)), [round_of(Piece(1, 0, 2)), round_of(Piece(0, 2, 4))])
+    made.leave(ValueError("odd"))
+    (reported,) = [request for verb, request in rank.sent if verb == "group_at"]
+    assert [piece[3:] for piece in reported.pieces] == [(1, 0, 2), (0, 2, 4), (1, 4, 6)]
+
+
 def test_a_rank_that_the_master_does_not_know_belongs_to_a_start_that_is_over() -> None:
     rank = Leaving()
     made = rank.attendance

@@ -52,7 +52,7 @@ class Unattended:
     def kept(self, step: Round) -> Round:
         return step
 
-    def take(self, at: int, step: Round) -> bool:
+    def take(self, at: int, step: Round, uncommitted: Sequence[Round] = ()) -> bool:
         return self.stop_after is None or at <= self.stop_after
 
     def finish(self) -> None: ...
@@ -308,7 +308,7 @@ class Followed(Unattended):
         self.declared.append((token, position))
         return self.token
 
-    def take(self, at: int, step: Round) -> bool:
+    def take(self, at: int, step: Round, uncommitted: Sequence[Round] = ()) -> bool:
         if self.is_over:
             raise FencedError("over")
         self.rounds_taken.append((at, step))
@@ -477,7 +477,7 @@ def test_an_interrupted_round_is_the_next_one_again(ranks: Ranks) -> None:
     loop = iter(data)
     seen = next(loop)["id"].to_pylist()
 
-    def interrupt(at: int, step: Round) -> bool:
+    def interrupt(at: int, step: Round, uncommitted: Sequence[Round]) -> bool:
         raise KeyboardInterrupt
 
     attendance.take = interrupt  # type: ignore[method-assign]

@@ -82,7 +82,7 @@ class GroupPlan:
 
 
 def drawn(draw: random.Random, *, is_deadly: bool = False) -> GroupPlan:
-    """Draw a plan. If records are deadly, a rank ends only because of them, and in their round."""
+    """Draw a plan. If records are deadly, a rank ends only because of them."""
     reading: dict[str, Any] = dict([draw.choice((*[("batch_size", 4)] * 2, ("global_batch", 12), ("global_batch", 8)))])
     reading["remainder"] = draw.choice(("split", "split", "drop", "pad"))
     kind = draw.choice(("indexed", "parquet", "mixture"))
@@ -92,7 +92,7 @@ def drawn(draw: random.Random, *, is_deadly: bool = False) -> GroupPlan:
         reading["lanes"] = 2
     if draw.random() < 0.5:
         reading["shuffle_block"] = 32
-    is_ahead = draw.random() < 0.3 and not is_deadly
+    is_ahead = draw.random() < 0.3
     if is_ahead:
         reading["explicit_commit"] = True
     return GroupPlan(
@@ -408,7 +408,9 @@ def _of_model(model: Sequence[Round], plan: GroupPlan, scenario: Scenario) -> It
         counts = _records(model, epoch)
         missing, repeated = scenario.records - len(counts), counts.total() - len(counts)
         batch = plan.batch(max(plan.sizes))
-        may_lack = (batch - 1 if plan.remainder == "drop" else 0) + len(scenario.deadly) * batch
+        # The records of a round that was fetched ahead are excluded, too.
+        excluded = len(scenario.deadly) * batch * (2 if plan.is_ahead else 1)
+        may_lack = (batch - 1 if plan.remainder == "drop" else 0) + excluded
         if epoch < last and missing > may_lack:
             yield f"{missing} records of epoch {epoch} are missing"
         if repeated > (batch + max(plan.sizes) if plan.remainder == "pad" else 0):

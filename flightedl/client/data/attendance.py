@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -170,8 +170,13 @@ class GroupAttendance:
         """Return this rank's share of the round, without the excluded records."""
         return without(step, self.left_out)
 
-    def take(self, at: int, step: Round) -> bool:
-        """Record that this rank starts a round. ``at`` is the number of records before the round, over all epochs.
+    def take(self, at: int, step: Round, uncommitted: Sequence[Round] = ()) -> bool:
+        """Record that this rank starts a round.
+
+        Args:
+            at: Number of records before the round, over all epochs.
+            step: The round.
+            uncommitted: Earlier rounds that the rank may still be training on, so they may kill it, too.
 
         Returns:
             False if the job was stopped, and the master has chosen an earlier round as the group's last one.
@@ -181,7 +186,7 @@ class GroupAttendance:
         """
         self._require_lease()
         is_stopping = self.is_stopping
-        place = partial(self._request, at, step, is_stopping=is_stopping)
+        place = partial(self._request, at, [*uncommitted, step], is_stopping=is_stopping)
         if self._stop_after is not None and at > self._stop_after:
             return False
         self._place = place
@@ -195,14 +200,17 @@ class GroupAttendance:
         self._require_lease()
         return not is_stopping or self._stop_after is None or at <= self._stop_after
 
-    def _request(self, at: int, step: Round, *, is_stopping: bool) -> GroupPlaceRequest:
-        lanes, window = step.order.lanes, step.order.window
+    def _request(self, at: int, steps: Sequence[Round], *, is_stopping: bool) -> GroupPlaceRequest:
         return GroupPlaceRequest(
             **self._own(),
             incarnation=self._incarnation,
             at=at,
-            end=at + step.end - step.records,
-            pieces=[(step.epoch, lanes, window, each.lane, each.first_record, each.end_record) for each in step.pieces],
+            end=at + steps[-1].end - steps[-1].records,
+            pieces=[
+                (step.epoch, step.order.lanes, step.order.window, each.lane, each.first_record, each.end_record)
+                for step in steps
+                for each in step.pieces
+            ],
             is_stopping=is_stopping,
         )
 

@@ -16,6 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from queue import Empty
 from typing import Any, Protocol
 
@@ -43,6 +44,8 @@ _log = logging.getLogger(__name__)
 _CLOSE_S = 2.0
 #: Maximum number of uncommitted batches, which are kept in memory.
 _UNCOMMITTED_LIMIT = 1000
+#: Maximum number of uncommitted rounds that a rank reports with the one that it starts.
+_REPORTED_LIMIT = 16
 _KEY = "flightedl_data"
 
 #: A round with its batch, or with the error that reading it raised.
@@ -62,8 +65,10 @@ class Attendance(Protocol):
     def left_out(self) -> Sequence[groups.Piece]:
         """Records that no rank receives. The same on every rank."""
 
-    def take(self, at: int, step: Round) -> bool:
+    def take(self, at: int, step: Round, uncommitted: Sequence[Round] = ()) -> bool:
         """Record that this rank starts a round. ``at`` is the number of records before the round, over all epochs.
+
+        It may still be training on the ``uncommitted`` ones.
 
         Returns:
             False if the group has stopped before this round.
@@ -147,7 +152,8 @@ class GroupDataset:
         #: Follows the rounds that count.
         self._counted = plan_from(BEGINNING)
         #: Uncommitted rounds, oldest first.
-        self._uncommitted: deque[pa.RecordBatch] = deque()
+        #: Rounds that this rank may still be training on.
+        self._uncommitted: deque[tuple[Round, pa.RecordBatch]] = deque()
         self._handed_out: Round | None = None
         self._row_count = 0
         self._summary: EpochEnd | None = None
@@ -236,7 +242,7 @@ class GroupDataset:
                 self._item = self._item or self._next_item()
                 if isinstance(self._item, EpochEnd):
                     self._end_epoch(self._item)
-                elif self._item is None or not self._attendance.take(self._at(self._item[0]), self._item[0]):
+                elif self._item is None or not self._starts(self._item[0]):
                     self._end()
                 else:
                     return self._handed(*self._item)
@@ -245,6 +251,10 @@ class GroupDataset:
             self.error = error
             raise
         return None
+
+    def _starts(self, step: Round) -> bool:
+        earlier = [each for each, _ in islice(self._uncommitted, _REPORTED_LIMIT)]
+        return self._attendance.take(self._at(step), step, earlier)
 
     def _at(self, step: Round) -> int:
         # A mixture may have some more records than the number that the master knows.
@@ -255,7 +265,7 @@ class GroupDataset:
             raise batch
         if self._explicit_commit:
             self._require_commits()
-            self._uncommitted.append(batch)
+            self._uncommitted.append((step, batch))
         else:
             self._counted.count()
         self._item = None
@@ -308,7 +318,7 @@ class GroupDataset:
         """
         if not self._explicit_commit:
             raise UsageError("rounds count as they are handed out: to commit them, declare explicit_commit=True")
-        places = (place for place, each in enumerate(self._uncommitted) if batch is None or each is batch)
+        places = (place for place, (_, each) in enumerate(self._uncommitted) if batch is None or each is batch)
         place = next(places, None)
         if place is None:
             raise UsageError("this batch is not one of the loop's batches that are not committed")

@@ -21,7 +21,7 @@ incarnation have passed it, and convicted once ``attempts_limit`` incarnations h
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import cast
 
@@ -269,7 +269,7 @@ class Group:
         place = None if first is None else self.places.get(first)
         if self.record.is_judged or place is None or not place.pieces:
             return
-        suspects, found = self.record.suspects, Suspect(end=place.end, pieces=list(place.pieces), deaths=0)
+        suspects, found = self.record.suspects, Suspect(end=place.end, pieces=_disjoint(place.pieces), deaths=0)
         others = []
         for each in suspects:
             if common := _common(each.pieces, found.pieces):
@@ -345,7 +345,18 @@ def _common(some: Collection[Piece], others: Collection[Piece]) -> list[Piece]:
         for *other, other_first, other_end in others:
             if place == other and (start := max(first, other_first)) < (stop := min(end, other_end)):
                 found.append((*place, start, stop))
-    return cast("list[Piece]", found)
+    return _disjoint(cast("list[Piece]", found))
+
+
+def _disjoint(pieces: Iterable[Piece]) -> list[Piece]:
+    """Return the records of ranges that may overlap, as the rounds of a padded epoch do, as ranges that do not."""
+    found: list[Piece] = []
+    for *place, first, end in sorted(pieces):
+        if found and list(found[-1][:-2]) == place and first <= found[-1][-1]:
+            found[-1] = *found[-1][:-1], max(found[-1][-1], end)
+        else:
+            found.append(cast("Piece", (*place, first, end)))
+    return found
 
 
 def _is_from(request: GroupStartRequest | GroupPlaceRequest | GroupLeaveRequest, known: GroupRank) -> bool:

@@ -443,6 +443,16 @@ def test_records_that_kill_their_rank_repeatedly_are_convicted(how):
     assert not group.record.suspects
 
 
+def test_records_that_are_in_several_pieces_are_convicted_once():
+    """A rank reports all rounds that may kill it, and rounds of a padded epoch repeat records."""
+    group = Group(LIMIT)
+    reported = [part(3, 24, 30), part(2, 0, 4), part(3, 20, 26), part(3, 20, 26)]
+    for number in range(LIMIT):
+        dies(group, f"s{number}", 10 * (number + 1), 40, reported, "gone")
+    (convicted,) = group.record.convicted
+    assert [tuple(piece) for piece in convicted.pieces] == [part(2, 0, 4), part(3, 20, 30)]
+
+
 def test_records_that_every_rank_has_passed_are_no_longer_suspect():
     group = Group(LIMIT)
     dies(group, "a", 10, 40, BAD)
