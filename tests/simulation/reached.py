@@ -13,6 +13,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+
 from tests.simulation import runs
 from tests.simulation.scenario import SHARES, Wanted, features_of
 
@@ -27,19 +29,23 @@ def _wanted(seed: int, feature: str) -> Wanted:
 def main() -> None:
     """Run seeds with each feature, and write few of them to the file."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.reached", description=__doc__)
+    parser.add_argument("features", nargs="*", help=f"features to look at; all by default: {', '.join(SHARES)}")
     parser.add_argument("--seeds", type=int, default=20, help="number of seeds for each feature")
+    parser.add_argument("--from", type=int, default=1, dest="first", help="first seed")
     chosen = parser.parse_args()
     runs.warm_up()
+    known = json.loads(FILE.read_text()) if FILE.exists() else []
+    tried = [(each["seed"], msgspec.convert(each["wanted"], Wanted)) for each in known]
+    for number, feature in enumerate(chosen.features or ["", *SHARES]):
+        first = chosen.first + number * chosen.seeds
+        tried += [(seed, _wanted(seed, feature)) for seed in range(first, first + chosen.seeds)]
     left: list[tuple[set[str], int, Wanted]] = []
-    for number, feature in enumerate(["", *SHARES]):
-        first = 1 + number * chosen.seeds
-        for seed in range(first, first + chosen.seeds):
-            wanted = _wanted(seed, feature)
-            outcome = runs.run_forked(seed, wanted)
-            if outcome.is_good:
-                left.append((set(outcome.marks), seed, wanted))
-            else:
-                print(outcome, flush=True)
+    for seed, wanted in tried:
+        outcome = runs.run_forked(seed, wanted)
+        if outcome.is_good:
+            left.append((set(outcome.marks), seed, wanted))
+        else:
+            print(outcome, flush=True)
     noted, count = [], 0
     while best := max(left, key=lambda each: len(each[0])):
         marks, seed, wanted = best

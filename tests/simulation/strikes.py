@@ -164,8 +164,12 @@ class Striker:
         self._cluster.start("mode", int(strike.extent))
 
     def _restore_etcd(self, strike: Strike, _: Started) -> None:
-        """Restore etcd from a backup, as another cluster. A while later, an operator starts all processes again."""
-        if self._cluster.etcd.go_back(strike.extent):
+        """Restore etcd from a backup, as another cluster. A while later, an operator starts all processes again.
+
+        Without a checkpoint, no job could continue.
+        """
+        has_checkpoint = any(name.endswith("manifest.json") for name in self._cluster.store.files)
+        if has_checkpoint and self._cluster.etcd.go_back(strike.extent):
             self._cluster.has_gone_back = True
             self._scheduler.after(1.0, self._start_again)
 
