@@ -107,13 +107,16 @@ class CheckpointStore:
                 manifest = self._manifest()
                 data = manifest.encode()
             self._sign(storage)
-            _require_files(storage, manifest)
-            with tracing.lasting("checkpoint", number), tracing.span("checkpoint.publish"):
-                storage.publish(manifest_name(number), [data])
+            missing = _missing_file(storage, manifest)
+            if not missing:
+                with tracing.lasting("checkpoint", number), tracing.span("checkpoint.publish"):
+                    storage.publish(manifest_name(number), [data])
         except Exception as error:  # noqa: BLE001 - the core must learn of any failure of a store
             state.apply(ManifestFailed(number, str(error) or type(error).__name__))
         else:
-            state.apply(ManifestWritten(number, manifests.checksum(data)))
+            text = f"{storage.url} lacks {missing}: mount one store on all machines"
+            failed = ManifestFailed(number, text, lacks_file=True)
+            state.apply(failed if missing else ManifestWritten(number, manifests.checksum(data)))
         finally:
             tracing.over("checkpoint", number)
 
@@ -168,9 +171,8 @@ class CheckpointStore:
             _log.warning("cannot delete old checkpoints now; they are deleted later: %s", error)
 
 
-def _require_files(storage: Storage, manifest: Manifest) -> None:
-    """Raise NotFoundError if a pserver has written its file elsewhere, for example because it lacks the mount."""
+def _missing_file(storage: Storage, manifest: Manifest) -> str:
+    """Return the name of a file that a pserver has written elsewhere, for example because it lacks the mount."""
     seen = {(file.name, file.size_bytes) for file in storage.list("")}
-    for file in (file for shard in manifest.shards for file in shard.chain):
-        if (file.name, file.size_bytes) not in seen:
-            raise NotFoundError(f"{storage.url} lacks {file.name}: mount one store on all machines")
+    files = (file for shard in manifest.shards for file in shard.chain)
+    return next((file.name for file in files if (file.name, file.size_bytes) not in seen), "")

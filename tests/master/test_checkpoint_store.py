@@ -171,7 +171,7 @@ def test_files_that_a_pserver_wrote_elsewhere_are_not_a_checkpoint() -> None:
         if size:
             storage.publish("c-1-shard-0", [b"x" * size])
         text = "memory://checkpoints lacks c-1-shard-0: mount one store on all machines"
-        assert master.try_to_write() == ManifestFailed(1, text)
+        assert master.try_to_write() == ManifestFailed(1, text, lacks_file=True)
     storage.publish("c-1-shard-0", [b"xyz"])
     assert master.write() == []
     master.store.close()

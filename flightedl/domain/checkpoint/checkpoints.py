@@ -87,6 +87,8 @@ _OPEN_PROPOSALS = 3
 _PATIENCE_WITHOUT_MEMBERS_S = 0.5
 #: Number of consecutive failures of the store after which the job no longer waits for its last checkpoint.
 _STORE_FAILURES_LIMIT = 3
+#: Number of times that a file of a checkpoint must be missing before the checkpoint is given up.
+_MISSES_LIMIT = 3
 
 
 @dataclass(slots=True)
@@ -119,6 +121,8 @@ class _Publishing:
     #: Time at which to write the manifest again; None if it is being written or has been written.
     retry_at_s: float | None = None
     is_pointing: bool = False
+    #: Number of attempts that found a pserver's file missing.
+    misses: int = 0
 
 
 class Checkpoints:
@@ -396,13 +400,21 @@ class Checkpoints:
     def _first_with(self, number: int) -> int:
         return number if self._latest is None else self._first
 
-    def manifest_failed(self, number: int, reason: str, now: float) -> Effects:
-        """Schedule another attempt to write the manifest, because the last attempt may have failed."""
+    def manifest_failed(self, number: int, reason: str, now: float, *, lacks_file: bool = False) -> Effects:
+        """Schedule another attempt to write the manifest, because the last attempt may have failed.
+
+        If the store has repeatedly lacked a pserver's file (``lacks_file``), the checkpoint is abandoned. Otherwise, a
+        pserver that loses its values would wait for it forever. Even if an earlier attempt has written the manifest, no
+        pserver loads a checkpoint without its files.
+        """
         work = self._work
         if not isinstance(work, _Publishing) or work.number != number or work.is_pointing:
             return ()
-        work.retry_at_s = now + self._pause_s()
         self._store_failed()
+        work.misses += lacks_file
+        if work.misses == _MISSES_LIMIT:
+            return self._give_up(now, f"checkpoint {number} is given up, because its files are not complete: {reason}")
+        work.retry_at_s = now + self._pause_s()
         return self._alarm(f"the manifest of checkpoint {number} could not be written: {reason}")
 
     def pointer_moved(self, number: int, now: float) -> Effects:
@@ -498,11 +510,11 @@ class Checkpoints:
 
     def _give_up(self, now: float, reason: str) -> Effects:
         work = self._work
-        assert isinstance(work, _Ordered), "a published checkpoint is not aborted"
+        assert work is not None, "no checkpoint is under way"
         sometimes("a checkpoint was abandoned")
         self._work = None
         self._wanted = self._wanted or work.reason
-        self._is_waited_for = self._is_waited_for or work.is_waited_for
+        self._is_waited_for = self._is_waited_for or (isinstance(work, _Ordered) and work.is_waited_for)
         self._not_before_s = now + self._pause_s()
         return self._alarm(reason)
 

@@ -202,10 +202,11 @@ class ManifestWritten:
 
 @dataclass(frozen=True, slots=True)
 class ManifestFailed:
-    """A checkpoint's manifest could not be written."""
+    """A checkpoint's manifest could not be written. ``lacks_file`` is true if the store lacks a pserver's file."""
 
     number: int
     reason: str
+    lacks_file: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -424,6 +424,19 @@ def test_a_manifest_is_retried_after_its_pause():
     assert master.tick(60.0, None) == (WriteManifest(1),)
 
 
+def test_a_checkpoint_whose_files_stay_missing_is_given_up_for_the_next_one():
+    master = publishing(retry_floor_s=60)
+    for now in (0.0, 60.0):
+        assert master.manifest_failed(1, "the store lacks a file", now, lacks_file=True) is not None
+        assert master.may_be_saved
+    (alarm,) = master.manifest_failed(1, "the store lacks a file", 200.0, lacks_file=True)
+    assert "checkpoint 1 is given up" in alarm.text
+    assert not master.may_be_saved, "a pserver that lacks its values need not wait for it"
+    assert master.under_way is None
+    master.tick(10_000.0, None)
+    assert master.under_way == 2
+
+
 def test_reports_of_other_checkpoints_than_the_published_one_change_nothing():
     master = publishing()
     assert master.manifest_written(2, "x") == ()

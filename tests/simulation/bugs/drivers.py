@@ -369,7 +369,7 @@ DRIVER_BUGS: dict[str, Planted] = {
     ),
     "a manifest without files": bug(
         "a manifest is written although files of pservers are missing",
-        answers("master.checkpointing:_require_files"),
+        answers("master.checkpointing:_missing_file", '""'),
     ),
     "a sweep deletes everything": bug(
         "files of a checkpoint under way are deleted",
