@@ -595,7 +595,6 @@ NEEDS: dict[str, str] = {
     "an upload counts before it ends": "a connection that breaks during the upload of initial values, aimed",
     "a unit is sent to any process": "a kill of the destination between two messages of a move, aimed",
     "moves ignore generations": "a kill of the destination after its acknowledgement, aimed",
-    "a move is not repeated after an unknown outcome": "an answer to a transaction of a move that is lost, aimed",
     "all blocks are asked for by number of pserver": "plain pulls during moves",
     "a checkpoint begins during a move": "a master that is deposed between a checkpoint's order and a move",
 }
