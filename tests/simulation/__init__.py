@@ -22,7 +22,7 @@ What is judged at the end of a run:
 * Each batch is applied once: by the values of all parameters, optimizer slots and rows in closed form, and by the
   account of the recordings. Batches that no trainer can process are quarantined, and no others if nothing else fails.
 * Each complete file of a checkpoint has what its applied batches make, also if it was deleted since. The checkpoint
-  that etcd names can be loaded, and the last one has the final values. Followers, exports and saved models have the same.
+  that etcd names can be loaded, and the last one has the final values, as have followers, exports and saved models.
 * Each recorded core decides the same when it is replayed, and its invariants (``check``) hold after each event.
 * Only the master that has the lock writes the job's state, and no process takes an index whose standby is alive.
 * No audit repeats work that counted as done, which would hide a bug.

@@ -31,8 +31,8 @@ GROUP_BUGS: dict[str, Planted] = {
         "a position includes rounds that the script has fetched, but not committed",
         swaps(
             f"{_DATA}_handed",
-            "self._uncommitted.append(batch)",
-            "self._uncommitted.append(batch)\nself._counted.count()",
+            "self._uncommitted.append((step, batch))",
+            "self._uncommitted.append((step, batch))\nself._counted.count()",
         ),
         drops(f"{_DATA}commit", "self._counted.count()"),
     ),
