@@ -382,10 +382,10 @@ def problems(launcher: Launcher, scenario: Scenario, stored: bytes) -> Iterator[
         counts = _records(launcher.model, scenario.epochs - 1)
         missing, repeated = scenario.records - len(counts), counts.total() - len(counts)
         for each in launcher.summaries:
-            # The summary counts repetitions of records that are excluded.
-            told_again = repeated if scenario.deadly and each.repeated > repeated else each.repeated
-            told = each.records, each.left_out + each.lost_records, told_again
-            if told != (len(counts), missing, repeated):
+            told = each.records, each.left_out + each.lost_records, each.repeated
+            # Excluded records of a padded round may have been trained on before, and count as lost all the same.
+            may_differ = scenario.deadly and plan.remainder == "pad" and sum(told[:2]) == scenario.records
+            if told != (len(counts), missing, repeated) and not may_differ:
                 yield f"the summary is {told}, not {(len(counts), missing, repeated)}"
 
 

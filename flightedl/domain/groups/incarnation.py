@@ -191,7 +191,8 @@ class Group:
         return GroupStartReply(
             incarnation=record.incarnation,
             token=record.token,
-            left_out=[piece for each in record.convicted for piece in each.pieces],
+            # Ranks report whole rounds, so a later conviction may name records that are excluded already.
+            left_out=_disjoint(piece for each in record.convicted for piece in each.pieces),
             # The previous incarnation may have ended before its ranks reported their rounds.
             watched_until=max((each.end for each in record.suspects), default=1) if record.starts > 1 else 0,
             is_stopping=self.is_stopped,

@@ -453,6 +453,17 @@ def test_records_that_are_in_several_pieces_are_convicted_once():
     assert [tuple(piece) for piece in convicted.pieces] == [part(2, 0, 4), part(3, 20, 30)]
 
 
+def test_records_of_two_convictions_are_left_out_once():
+    group = Group(LIMIT)
+    for number in range(2 * LIMIT):
+        pieces = [part(3, 24 if number < LIMIT else 20, 26)]
+        dies(group, f"s{number}", 10 * (number + 1), 40, pieces, "gone")
+    assert len(group.record.convicted) == 2
+    zero, one = pair("last", 100)
+    begin(group, [zero, one])
+    assert group.enter(one.enter()).left_out == [part(3, 20, 26)]
+
+
 def test_records_that_every_rank_has_passed_are_no_longer_suspect():
     group = Group(LIMIT)
     dies(group, "a", 10, 40, BAD)
