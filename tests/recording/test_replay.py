@@ -50,7 +50,7 @@ class Runs:
         directory = self._directory / str(seed)
         if not directory.exists():
             directory.mkdir()
-            self._simulation.record(seed, directory)
+            self._simulation.record(seed, directory, features={"groups": False})
         return directory
 
 

@@ -19,7 +19,7 @@ BUG = "a member before all have agreed"
 @pytest.fixture(scope="module")
 def recorded(simulation: Simulation, tmp_path_factory: pytest.TempPathFactory) -> str:
     directory = tmp_path_factory.mktemp("recorded")
-    simulation.record(SEED, directory)
+    simulation.record(SEED, directory, features={"groups": False})
     return str(directory)
 
 
