@@ -23,10 +23,10 @@ QUICK = FOUND[:1]
 
 
 def of_one_seed() -> list[Any]:
-    """Return the bugs that one scenario finds, for all scenarios. Jobs that hang cost the most."""
+    """Return the bugs that one scenario finds, for all scenarios. Jobs that hang or loop cost the most."""
     groups: dict[tuple[str, bool], list[str]] = defaultdict(list)
     for name in FOUND:
-        hangs = NOTED[name]["problem"].startswith("hangs")
+        hangs = NOTED[name]["problem"].startswith(("hangs", "loops"))
         groups[json.dumps([NOTED[name]["seed"], NOTED[name]["wanted"]]), hangs].append(name)
     marks = {False: pytest.mark.seeds, True: pytest.mark.storm}
     return [pytest.param(names, marks=marks[hangs]) for (_, hangs), names in groups.items()]

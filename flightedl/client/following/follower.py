@@ -210,7 +210,8 @@ class Follower(Mapping[str, npt.NDArray[Any]]):
         """Stop at the next checkpoint: during the ``with`` block, the copy has exactly the checkpoint's state.
 
         Yields:
-            The checkpoint's number.
+            The checkpoint's number. Its files may still be being written. If pservers come, leave or die meanwhile, the
+            master may give this checkpoint up for a later one, so that there will be no files with this number.
 
         Raises:
             DeadlineError: no checkpoint was made in time; names the last error.
