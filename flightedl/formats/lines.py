@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from flightedl.errors import DataError, UsageError
 from flightedl.formats.chunks import FileIndex, IndexOptions, TextOptions
-from flightedl.formats.cutting import line_end
+from flightedl.formats.cutting import Readable, line_end
 from flightedl.formats.inference import FORMS, compute, guess_of_texts
 from flightedl.formats.recordio import SCHEMA, bytes_of
 from flightedl.formats.records import ReadRequest, first_misfit
@@ -38,6 +38,11 @@ class Lines(TextFormat):
     suffixes: ClassVar[tuple[str, ...]] = (".lines",)
     may_lack_columns: ClassVar[bool] = False
     is_utf8: ClassVar[bool] = False
+
+    def head(self, source: Readable, url: str, options: TextOptions) -> tuple[Names, bytes, bytes]:  # noqa: ARG002
+        # Elsewhere than at the beginning of the file, these bytes belong to a record.
+        start = source.read(len(MARK))
+        return (None, MARK, b"") if start == MARK else (None, b"", start)
 
     def records_end(self, text: bytes, options: TextOptions) -> int:  # noqa: ARG002 - as TextFormat does
         return line_end(text)
@@ -173,7 +178,7 @@ class Slots(Svmlight):
 
 
 def _lines(text: Any) -> list[bytes]:
-    return [line for part in bytes(text).removeprefix(MARK).split(b"\n") if (line := part.removesuffix(b"\r"))]
+    return [line for part in bytes(text).split(b"\n") if (line := part.removesuffix(b"\r"))]
 
 
 def _sparse(text: Any, *, has_comments: bool = False) -> _Sparse:

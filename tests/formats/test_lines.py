@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from flightedl.client.arguments import dataset_declaration
@@ -38,6 +38,7 @@ def read(
 
 
 @given(records=st.lists(st.binary(max_size=5), max_size=12), ends=st.binary(min_size=1), has_end=st.booleans())
+@example(records=[b"\x00", BOM], ends=b"\x00", has_end=False)
 @QUICK
 def test_each_line_that_is_not_empty_is_a_record(records: list[bytes], ends: bytes, has_end: bool) -> None:
     records = [record.replace(b"\n", b"").rstrip(b"\r") for record in records]
