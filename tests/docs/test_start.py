@@ -19,7 +19,7 @@ import pytest
 from .pages import ROOT, examples, sections, sessions, sessions_in
 from .shapes import COMPARED, shape
 
-pytestmark = [pytest.mark.etcd, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.etcd, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(600)]
 
 START, COMMANDS = ROOT / "docs" / "start.md", ROOT / "docs" / "commands.md"
 PROGRAM = [sys.executable, "-m", "flightedl_tools"]
@@ -46,7 +46,7 @@ class Shell:
         self._folder = folder
         self.printed: list[str] = []
 
-    def run(self, *command: str, program: Iterable[str] = PROGRAM, timeout_s: float = 120) -> str:
+    def run(self, *command: str, program: Iterable[str] = PROGRAM, timeout_s: float = 300) -> str:
         ran = subprocess.run(
             [*program, *command], cwd=self._folder, capture_output=True, text=True, timeout=timeout_s, check=False
         )
