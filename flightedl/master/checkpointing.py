@@ -114,9 +114,11 @@ class CheckpointStore:
         except Exception as error:  # noqa: BLE001 - the core must learn of any failure of a store
             state.apply(ManifestFailed(number, str(error) or type(error).__name__))
         else:
-            text = f"{storage.url} lacks {missing}: mount one store on all machines"
-            failed = ManifestFailed(number, text, lacks_file=True)
-            state.apply(failed if missing else ManifestWritten(number, manifests.checksum(data)))
+            if missing:
+                text = f"{storage.url} lacks {missing}: mount one store on all machines"
+                state.apply(ManifestFailed(number, text, lacks_file=True))
+            else:
+                state.apply(ManifestWritten(number, manifests.checksum(data)))
         finally:
             tracing.over("checkpoint", number)
 
@@ -172,7 +174,7 @@ class CheckpointStore:
 
 
 def _missing_file(storage: Storage, manifest: Manifest) -> str:
-    """Return the name of a file that a pserver has written elsewhere, for example because it lacks the mount."""
+    """Return the name of a pserver's file that the store lacks, for example because a mount is missing; or empty."""
     seen = {(file.name, file.size_bytes) for file in storage.list("")}
     files = (file for shard in manifest.shards for file in shard.chain)
     return next((file.name for file in files if (file.name, file.size_bytes) not in seen), "")

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import argparse
 import gc
-import os
 import random
-import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -129,7 +127,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if os.environ.get("PYTHONHASHSEED") != "0":
-        os.environ["PYTHONHASHSEED"] = "0"
-        os.execv(sys.executable, [sys.executable, "-m", "tests.mutation.drivers", *sys.argv[1:]])
+    runs.fix_hashes("tests.mutation.drivers")
     main()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import os
 import sys
 import time
 from collections import Counter
@@ -49,9 +48,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def main() -> int:
     """Run what the command line asks for. Return 1 if a seed fails."""
-    if os.environ.get("PYTHONHASHSEED") != "0":
-        os.environ["PYTHONHASHSEED"] = "0"
-        os.execv(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]])
+    runs.fix_hashes("tests.simulation")
     chosen = _parser().parse_args()
     wanted = Wanted(
         faults=chosen.faults == "on",

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import os
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -107,9 +106,7 @@ def _print_row(name: str, counts: list[tuple[int, list[int]]], after: str = "") 
 
 
 if __name__ == "__main__":
-    if os.environ.get("PYTHONHASHSEED") != "0":
-        os.environ["PYTHONHASHSEED"] = "0"
-        os.execv(sys.executable, [sys.executable, "-m", "tests.simulation.covered", *sys.argv[1:]])
+    runs.fix_hashes("tests.simulation.covered")
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.covered", description=__doc__)
     parser.add_argument("--seeds", type=int, default=20, help="number of seeds")
     parser.add_argument("--from", type=int, default=1, dest="first", help="first seed")

@@ -7,7 +7,6 @@ kill after the transaction, and with a freeze before it that is longer than a le
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Iterator, Mapping
 
@@ -70,9 +69,7 @@ def main(kinds: list[str], seed: int) -> int:
 
 
 if __name__ == "__main__":
-    if os.environ.get("PYTHONHASHSEED") != "0":
-        os.environ["PYTHONHASHSEED"] = "0"
-        os.execv(sys.executable, [sys.executable, "-m", "tests.simulation.each_transaction", *sys.argv[1:]])
+    runs.fix_hashes("tests.simulation.each_transaction")
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.each_transaction", description=__doc__)
     parser.add_argument("kinds", nargs="*", help=f"kinds of jobs; all by default: {', '.join(KINDS)}")
     parser.add_argument("--seed", type=int, default=1, help="the calm seed")

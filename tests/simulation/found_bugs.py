@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
-import sys
 import threading
 from collections import Counter
 from collections.abc import Collection, Iterator
@@ -26,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tests.simulation import runs
-from tests.simulation.scenario import Aim, Strike, Wanted, features_of
+from tests.simulation.scenario import Aim, Strike, Wanted, exact
 
 if TYPE_CHECKING:
     from tests.support.planting import Planted
@@ -38,13 +36,17 @@ LIMIT_S = 150.0
 _SHARED = 6
 #: Share of the aimed strikes that hit another process than the one that makes the call.
 _OTHERS = 0.4
-#: (kind, extents, other end) of aimed strikes. The first five may also hit another process.
-_KINDS: tuple[tuple[str, tuple[float, ...], str], ...] = (
+#: (kind, extents, other end) of aimed strikes that may hit another process than the one that makes the call.
+_OTHERS_KINDS: tuple[tuple[str, tuple[float, ...], str], ...] = (
     ("kill", (0.1, 0.3, 1.0), ""),
     ("kill silently", (0.3,), ""),
     ("freeze", (1.0, 2.5, 5.0), ""),
     ("break", (0.5, 1.0), ""),
     ("lease", (0.0,), ""),
+)
+#: The same for the process that makes the call.
+_KINDS = (
+    *_OTHERS_KINDS,
     ("cut", (1.0, 3.0), "etcd"),
     ("cut", (1.0, 3.0), "master"),
     ("cut", (1.0, 3.0), "pserver"),
@@ -98,8 +100,7 @@ class _Search:
 
     def _wanted(self, seed: int, feature: str, *, faults: bool = True) -> Wanted:
         features = {feature: True} if feature else {}
-        anything = Wanted(faults=faults, features=features, changes={"limit_s": LIMIT_S})
-        return replace(anything, features=features_of(seed, anything), is_exact=True)
+        return exact(seed, Wanted(faults=faults, features=features, changes={"limit_s": LIMIT_S}))
 
     def _called(self, seed: int, wanted: Wanted) -> Calls:
         places = tuple({edit.place for bug in self._bugs.values() for edit in bug.edits})
@@ -160,7 +161,7 @@ class _Search:
 
 
 def _aimed(calls: Calls, draw: random.Random) -> tuple[Strike, ...]:
-    """Draw one strike or two at one of these calls: on the process that makes it, or on another one."""
+    """Draw one or two strikes, aimed at one of these calls. Each hits the calling process, or another one."""
     role, index, place = draw.choice(list(calls))
     # Most of what goes wrong is at the first calls.
     number = 1 + int(calls[role, index, place] * draw.random() ** 2)
@@ -169,7 +170,10 @@ def _aimed(calls: Calls, draw: random.Random) -> tuple[Strike, ...]:
     for which in range(draw.choice((1, 1, 2))):
         struck, kinds = (role, index), _KINDS
         if draw.random() < _OTHERS:
-            struck, kinds = (draw.choice(("master", "pserver", "trainer")), index + draw.randrange(2)), _KINDS[:5]
+            struck, kinds = (
+                (draw.choice(("master", "pserver", "trainer")), index + draw.randrange(2)),
+                _OTHERS_KINDS,
+            )
         kind, extents, other = draw.choice(kinds)
         strikes.append(Strike(1000 + which, 0.0, kind, *struck, draw.choice(extents), other, aim))
     return tuple(strikes)
@@ -197,7 +201,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if os.environ.get("PYTHONHASHSEED") != "0":
-        os.environ["PYTHONHASHSEED"] = "0"
-        os.execv(sys.executable, [sys.executable, "-m", "tests.simulation.found_bugs", *sys.argv[1:]])
+    runs.fix_hashes("tests.simulation.found_bugs")
     main()

@@ -383,7 +383,7 @@ def problems(launcher: Launcher, scenario: Scenario, stored: bytes) -> Iterator[
         missing, repeated = scenario.records - len(counts), counts.total() - len(counts)
         for each in launcher.summaries:
             told = each.records, each.left_out + each.lost_records, each.repeated
-            # Excluded records of a padded round may have been trained on before, and count as lost all the same.
+            # All excluded records count as lost, also those of a padded round that an earlier round has had.
             may_differ = scenario.deadly and plan.remainder == "pad" and sum(told[:2]) == scenario.records
             if told != (len(counts), missing, repeated) and not may_differ:
                 yield f"the summary is {told}, not {(len(counts), missing, repeated)}"

@@ -8,22 +8,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import sys
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
 from tests.simulation import runs
-from tests.simulation.scenario import SHARES, Wanted, features_of
+from tests.simulation.scenario import SHARES, Wanted, exact
 
 FILE = Path(__file__).with_suffix(".json")
 
 
 def _wanted(seed: int, feature: str) -> Wanted:
-    wanted = Wanted(features={feature: True} if feature else {})
-    return replace(wanted, features=features_of(seed, wanted), is_exact=True)
+    return exact(seed, Wanted(features={feature: True} if feature else {}))
 
 
 def main() -> None:
@@ -59,7 +55,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if os.environ.get("PYTHONHASHSEED") != "0":
-        os.environ["PYTHONHASHSEED"] = "0"
-        os.execv(sys.executable, [sys.executable, "-m", "tests.simulation.reached", *sys.argv[1:]])
+    runs.fix_hashes("tests.simulation.reached")
     main()

@@ -74,6 +74,13 @@ class Outcome:
         )
 
 
+def fix_hashes(module: str) -> None:
+    """Start this program again unless hashes of strings are the same in all its runs. Seeds depend on them."""
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        os.environ["PYTHONHASHSEED"] = "0"
+        os.execv(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]])
+
+
 def warm_up() -> None:
     """Import the product, compile kernels and fill caches. Must be called once, before seeds are run."""
     os.environ.pop("FLIGHTEDL_JOB", None)

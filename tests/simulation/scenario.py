@@ -369,6 +369,11 @@ def features_of(seed: int, wanted: Wanted) -> dict[str, bool]:
     return {feature: True for feature in SHARES if draws.has(feature)}
 
 
+def exact(seed: int, wanted: Wanted) -> Wanted:
+    """Return ``Wanted`` with the features of a seed's scenario, and no others, so it can be noted."""
+    return replace(wanted, features=features_of(seed, wanted), is_exact=True)
+
+
 def drawn(seed: int, wanted: Wanted) -> Scenario:
     """Return the scenario of a seed."""
     draws = _Draws(seed, wanted)

@@ -23,7 +23,7 @@ QUICK = FOUND[:1]
 
 
 def of_one_seed() -> list[Any]:
-    """Return the bugs that one scenario finds, for all scenarios. Jobs that hang or loop cost the most."""
+    """Group the found bugs by scenario. Those whose jobs hang or loop are apart, because they cost the most."""
     groups: dict[tuple[str, bool], list[str]] = defaultdict(list)
     for name in FOUND:
         hangs = NOTED[name]["problem"].startswith(("hangs", "loops"))

@@ -29,7 +29,7 @@ TIMELINES: dict[str, tuple[int, tuple[str, str, float], dict[str, float]]] = {
     "A trainer's machine freezes for 8 s": (1, ("freeze", "trainer", 8.0), {}),
     "etcd does not answer for 3 s": (1, ("etcd down", "master", 3.0), {}),
 }
-#: Kind of a fault -> what begins it, and what ends it.
+#: Kind of a fault -> what a timeline says when it begins, and when it ends.
 _FAULTS = {
     "kill": ("is killed", "is started in its place"),
     "freeze": ("freezes", "wakes up"),

@@ -151,8 +151,7 @@ class GroupDataset:
         self._loaded: Token | None = None
         #: Follows the rounds that count.
         self._counted = plan_from(BEGINNING)
-        #: Uncommitted rounds, oldest first.
-        #: Rounds that this rank may still be training on.
+        #: Uncommitted rounds, oldest first. This rank may still be training on them.
         self._uncommitted: deque[tuple[Round, pa.RecordBatch]] = deque()
         self._handed_out: Round | None = None
         self._row_count = 0

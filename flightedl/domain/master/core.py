@@ -344,9 +344,9 @@ class MasterCore:
 
     def _manifest_failed(self, event: events.ManifestFailed) -> None:
         checkpoints = self.checkpointing.checkpoints
-        lacks_file = event.lacks_file
-        effects = checkpoints.manifest_failed(event.number, event.reason, self._now, lacks_file=lacks_file)
-        self.checkpointing.perform(effects)
+        self.checkpointing.perform(
+            checkpoints.manifest_failed(event.number, event.reason, self._now, lacks_file=event.lacks_file)
+        )
 
     def _pointer_stored(self, event: events.PointerStored) -> None:
         self.checkpointing.perform(self.checkpointing.checkpoints.pointer_moved(event.number, self._now))
