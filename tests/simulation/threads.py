@@ -136,6 +136,41 @@ def _set_sentinel() -> Lock:
     return lock
 
 
+class Handle:
+    """``_thread._ThreadHandle`` of Python 3.13 and later: knows whether a thread has ended, and waits for its end."""
+
+    __slots__ = ("_is_done", "_running", "ident")
+
+    def __init__(self, ident: int = 0) -> None:
+        self.ident = ident
+        self._is_done = False
+        #: Locked while the thread runs.
+        self._running = Lock()
+
+    def is_done(self) -> bool:
+        return self._is_done
+
+    def join(self, timeout: float | None = None) -> None:
+        if self._running.acquire(timeout=-1 if timeout is None else timeout):
+            self._running.release()
+
+    def start(self, function: Callable[..., object]) -> None:
+        self._running.acquire()
+        self.ident = start_new_thread(function, ())
+        require_running().threads[self.ident - _IDENTS].end.append(self._end)
+
+    def _end(self) -> None:
+        self._is_done = True
+        self._running.release()
+
+
+def start_joinable_thread(function: Callable[..., object], handle: Handle | None = None, daemon: bool = True) -> Handle:
+    """Start a logical thread in the current process, and return its handle."""
+    handle = handle or Handle()
+    handle.start(function)
+    return handle
+
+
 _local_count = itertools.count(1)
 _locals_outside: dict[int, dict[str, object]] = {}
 
@@ -270,6 +305,11 @@ fake_thread = _module(
     get_ident=get_ident,
     get_native_id=get_ident,
     start_new_thread=start_new_thread,
+    start_joinable_thread=start_joinable_thread,
+    _ThreadHandle=Handle,
+    _make_thread_handle=Handle,
+    _get_main_thread_ident=get_ident,
+    _shutdown=lambda: None,
     _set_sentinel=_set_sentinel,
     error=RuntimeError,
     TIMEOUT_MAX=1e9,
