@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Generic, TypeVar
 
-from flightedl.errors import FlightedlError, InternalError
+from flightedl.errors import ExhaustedError, FlightedlError, InternalError
 
 _log = logging.getLogger(__name__)
 
@@ -18,7 +18,8 @@ Result = TypeVar("Result")
 class Background(Generic[Result]):
     """Work that runs on a separate thread. It starts immediately.
 
-    Errors other than FlightedlError are logged and converted to InternalError.
+    Lack of memory is converted to ExhaustedError. Other errors than FlightedlError are logged and converted to
+    InternalError.
 
     Args:
         what: Name of the work and of its thread.
@@ -53,6 +54,8 @@ class Background(Generic[Result]):
             self._outcome = work()
         except FlightedlError as error:
             self._outcome = error
+        except MemoryError:
+            self._outcome = ExhaustedError(f"{what} failed: this machine has too little free memory")
         except BaseException as error:  # noqa: BLE001 - every waiter must learn of the end
             _log.exception("%s failed", what)
             self._outcome = InternalError(f"{what} failed by {type(error).__name__}: see the log of the server")

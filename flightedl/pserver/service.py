@@ -34,7 +34,7 @@ from flightedl.domain.moving.values import placement_in
 from flightedl.domain.pserver import life_values as happens
 from flightedl.domain.pserver.life import PserverLife
 from flightedl.domain.recovery.replay import AppliedSummary
-from flightedl.domain.retries import BRIEF
+from flightedl.domain.retries import BRIEF, machine_error
 from flightedl.errors import FlightedlError, NotReadyError, OutcomeUnknownError, UnavailableError, UsageError
 from flightedl.kernels.compiled import CompiledElsewhere, compiling_begins
 from flightedl.messages.base import OfPlan, decode
@@ -427,7 +427,11 @@ class PserverService:
             try:
                 self._do(effect)
             except FlightedlError as error:
-                self._apply(happens.BuildFailed(str(error)))
+                self._apply(happens.BuildFailed(str(error), may_pass=error.retryable))
+            except MemoryError as error:
+                # A predecessor on this machine may still be giving its memory back.
+                reason = machine_error(error, "the shard cannot be built")
+                self._apply(happens.BuildFailed(str(reason), may_pass=True))
             except Exception as error:
                 _log.exception("the shard could not be built")
                 self._apply(happens.BuildFailed(f"the shard could not be built: {error}"))

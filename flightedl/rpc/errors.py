@@ -1,4 +1,4 @@
-"""Encode errors: our own errors by their code, all other exceptions as *internal* with an incident number.
+"""Encode errors: our own by their code, lack of memory as *busy*, all others as *internal* with an incident number.
 
 An encoded error is a FlightError. Its text is ``code: sentence``, at most 512 bytes: gRPC changes the type of
 exceptions with more than 5 kB of text, and loses texts of more than 16 kB. Its ``extra_info`` is ``{"code",
@@ -30,6 +30,7 @@ import pyarrow as pa
 from flightedl.errors import (
     ERRORS_BY_CODE,
     AuthenticationError,
+    BusyError,
     DeadlineError,
     FlightedlError,
     InternalError,
@@ -77,6 +78,9 @@ def to_wire(error: BaseException, *, doing: str) -> flight.FlightError:
         error: Exception that a handler raised.
         doing: Operation of the server, for the log.
     """
+    if isinstance(error, MemoryError):
+        logger.warning("the server has too little free memory: doing=%s", doing)
+        error = BusyError("the server has too little free memory for this request")
     if not isinstance(error, FlightedlError):
         incident = uuid.uuid4().hex[:12]
         logger.error("request failed: incident=%s doing=%s", incident, doing, exc_info=error)

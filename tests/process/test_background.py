@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from flightedl.errors import FlightedlError, InternalError, UnavailableError
+from flightedl.errors import ExhaustedError, FlightedlError, InternalError, UnavailableError
 from flightedl.process.background import Background
 
 
@@ -30,7 +30,7 @@ def test_the_result_is_available_when_the_work_has_ended() -> None:
     ("raised", "kind"),
     [
         (UnavailableError("the store does not answer"), UnavailableError),
-        (MemoryError(), InternalError),
+        (MemoryError(), ExhaustedError),
         (StopIteration(), InternalError),
         (SystemExit(3), InternalError),
     ],

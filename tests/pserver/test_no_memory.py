@@ -106,7 +106,7 @@ def test_a_push_continues_when_the_snapshot_has_no_memory(monkeypatch: pytest.Mo
     plan.fail_at("memory", 1, MemoryError())
     pserver.order(2, at_round=0)
     progress = pserver.finished("written", "failed")
-    assert (progress.state, "Memory" in progress.reason) == ("failed", True)
+    assert (progress.state, "too little free memory" in progress.reason) == ("failed", True)
     pserver.push_again_and_again(0, 0, 1)
     pserver.push_again_and_again(1, 0, 2)
     assert pserver.shard.version_range() == (1, 1)

@@ -54,7 +54,6 @@ FOREIGN: list[BaseException] = [
     KeyError("secret"),
     OSError(2, "No such file or directory", "/home/secret"),
     RecursionError("secret"),
-    MemoryError("secret"),
     StopIteration("secret"),
     pa.ArrowInvalid("/usr/secret"),
     NotImplementedError("secret"),
@@ -161,6 +160,16 @@ def test_incidents_are_logged_by_the_server(
     record = next(record for record in caplog.records if incident in record.getMessage())
     assert record.exc_info is not None
     assert "the secret detail" in str(record.exc_info[1])
+
+
+def test_a_request_without_memory_may_be_repeated(
+    connection: Connection, handlers: Handlers, caplog: pytest.LogCaptureFixture
+) -> None:
+    handlers.failures.append(MemoryError("the secret detail"))
+    with pytest.raises(errors.BusyError, match="too little free memory for this request") as caught:
+        connection.action("fail", b"", timeout_s=TIMEOUT_S)
+    assert caught.value.retryable
+    assert [record.exc_info for record in caplog.records if record.levelno >= logging.WARNING] == [None]
 
 
 def test_an_error_of_a_handler_ends_an_upload_half_way(connection: Connection, handlers: Handlers) -> None:

@@ -39,5 +39,5 @@ Commands::
     python -m tests.simulation --seed 7 --diff             # print where two runs of the seed differ
 
 Not simulated: a group's own master, batches by number, shared memory and lines between processes of one host, TLS,
-reader processes, HTTP pages, ``launch``, ``adapters/etcd.py``, and memory of the machine. Other tests cover these.
+reader processes, HTTP pages, ``launch``, ``adapters/etcd.py``. Other tests cover these.
 """

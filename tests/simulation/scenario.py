@@ -61,6 +61,8 @@ SHARES = {
     "saves": 0.2,
     # Ranks of a group that trains its own model. Other features have precedence if they are asked for.
     "groups": 0.15,
+    # Allocations of pservers that fail.
+    "no memory": 0.1,
     # Only on request.
     "etcd back": 0.0,
 }
@@ -126,6 +128,13 @@ _GROUP_AIMS = (
 #: Kinds that are aimed at events of calls, and those that are aimed at transactions.
 _AIMED = ("kill", "kill", "kill silently", "freeze", "freeze", "break")
 _AIMED_AT_ETCD = (*_AIMED, "lost request", "lost reply")
+#: Functions of pservers that allocate memory, and the usual number of their calls.
+_ALLOCATIONS = (
+    ("pserver.arena:Arena._cut", 12),
+    ("pserver.arena:Arena.copy", 20),
+    ("pserver.copier:CopyMemory._copied", 12),
+    ("pserver.rows.memory:reserved", 12),
+)
 #: Share of aimed strikes that come with another one, on another process.
 _PAIRS = 0.4
 _ROLES = ("master", "pserver", "pserver", "trainer", "trainer")
@@ -487,6 +496,8 @@ def _with_faults(made: Scenario, draws: _Draws) -> Scenario:
         made = _aimed(made, draws.chance("aims"))
     if made.changes_modes:
         made = _also(made, draws.chance("mode changes"), "mode", (1, 2, 4))
+    if draws.has("no memory"):
+        made = _starved(made, draws.chance("no memory"))
     if draws.has("etcd back") and made.has_store:
         made = _also(made, draws.chance("etcd back"), "etcd back", (1, 1, 2))
     return made
@@ -588,6 +599,17 @@ def _aimed(made: Scenario, draw: random.Random, aims: Sequence[tuple[str, str, i
             other, kind = draw.choice(_ROLES), draw.choice(("kill", "freeze"))
             extent = draw.choice(_EXTENTS[kind])
             strikes.append(Strike(len(strikes), 0.0, kind, other, index + (other == role), extent, aim=aim))
+    return replace(made, strikes=tuple(strikes))
+
+
+def _starved(made: Scenario, draw: random.Random) -> Scenario:
+    """Return a job whose pservers sometimes cannot allocate memory."""
+    strikes = list(made.strikes)
+    for _ in range(draw.choice((2, 4, 8))):
+        place, usual = draw.choice(_ALLOCATIONS)
+        role, index = draw.choice(("pserver", "pserver", "standby")), draw.randrange(2)
+        aim = Aim(role, index, f"call {place}", 1 + draw.randrange(usual), "before")
+        strikes.append(Strike(len(strikes), 0.0, "no memory", role, index, aim=aim))
     return replace(made, strikes=tuple(strikes))
 
 

@@ -95,6 +95,7 @@ class Striker:
             "store errors": self._disturb_store,
             "store full": self._fill_store,
             "damage": self._damage,
+            "no memory": self._starve,
         }
         acts[strike.kind](strike, process)
 
@@ -202,6 +203,10 @@ class Striker:
         sound = [path for path, data in sorted(store.files.items()) if data and path not in store.damaged]
         if sound:
             store.damage(chance.choice(sound), is_torn=chance.random() < strike.extent, place=chance.random())
+
+    def _starve(self, _: Strike, process: Started) -> None:
+        """Let the function that the running thread calls fail for lack of memory."""
+        raise MemoryError(f"none for {process.name}")
 
     def _turn_clock(self, strike: Strike, process: Started) -> None:
         process.wall_offset_s += strike.extent

@@ -141,7 +141,7 @@ class PserverLife:
             Placed: self._place,
             CompilingBegan: self._compile,
             BlocksMade: self._accept_blocks,
-            BuildFailed: lambda event: self._fail(event.why),
+            BuildFailed: lambda event: (self._end if event.may_pass else self._fail)(event.why),
             Restored: self._restored,
             NothingLoadable: self._found_nothing,
             StoreUnreachable: self._wait_for_store,

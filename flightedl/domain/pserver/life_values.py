@@ -93,9 +93,11 @@ class BlocksMade:
 
 @dataclass(frozen=True, slots=True)
 class BuildFailed:
-    """The blocks could not be allocated or filled, because of an unexpected error."""
+    """The blocks could not be allocated or filled."""
 
     why: str
+    #: True if another process may succeed.
+    may_pass: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,7 +165,12 @@ def test_blocks_are_made_by_the_declared_plan(lived: Lived):
 
 
 def test_blocks_that_cannot_be_built_fail_the_job(lived: Lived):
-    assert lived.apply(IndexAcquired(0, 7), Seen(lived.facts()), BuildFailed("no memory")) == (Fail("no memory"),)
+    assert lived.apply(IndexAcquired(0, 7), Seen(lived.facts()), BuildFailed("a bug")) == (Fail("a bug"),)
+
+
+def test_a_pserver_without_memory_for_its_blocks_starts_again(lived: Lived):
+    failed = BuildFailed("no memory", may_pass=True)
+    assert lived.apply(IndexAcquired(0, 7), Seen(lived.facts()), failed) == (StartAgain("no memory"),)
 
 
 # initial values
