@@ -267,12 +267,17 @@ def _copy_of(name: str, replaced: Mapping[str, types.ModuleType]) -> types.Modul
     return module
 
 
+def _number(kind: Any) -> None:
+    """Hash the instances of a class by numbers in order. The order in sets would otherwise depend on addresses."""
+    numbers = itertools.count(1)
+    kind.__hash__ = lambda self: self.__dict__.setdefault("_simulated_hash", next(numbers))
+
+
 def _threading() -> types.ModuleType:
     """Return ``threading`` on logical threads, with an excepthook for each process."""
     made = _copy_of("threading", {"_thread": fake_thread, "time": fake_time})
-    numbers = itertools.count(1)
-    # Pools keep their threads in sets, whose order would otherwise depend on addresses.
-    made.Thread.__hash__ = lambda self: self.__dict__.setdefault("_simulated_hash", next(numbers))
+    # Pools keep their threads in sets.
+    _number(made.Thread)
     usual = made.excepthook
 
     class _PerProcess(types.ModuleType):
@@ -343,6 +348,9 @@ fake_queue = _copy_of("queue", {"threading": fake_threading, "time": fake_time, 
 # Modules that use the real queue catch these.
 fake_queue.__dict__.update(Empty=real_queue.Empty, Full=real_queue.Full)
 _base = _copy_of("concurrent.futures._base", {"threading": fake_threading, "time": fake_time})
+_number(_base.Future)
+# Futures are locked in this order.
+_base.__dict__["id"] = hash
 fake_futures = _module("concurrent.futures", _base, _base=_base)
 _pool = _copy_of(
     "concurrent.futures.thread",
