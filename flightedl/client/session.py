@@ -375,7 +375,7 @@ class Job:
         if reading.explicit_done and self._model.is_declared:
             raise UsageError(_DONE_BY_STEPS)
         if reading.group is None:
-            return self._data.declare(declaration, reading)
+            return self._data.declare(declaration, reading, self._model.slices)
         if self._model.is_declared:
             raise UsageError("a group trains its own model: use either group= or job.parameters, not both")
         remainder = reading.remainder_for(declaration)
@@ -394,6 +394,7 @@ class Job:
         wire: str = "",
         error_feedback: bool = False,
         dtypes: Mapping[str, str | type[np.generic]] | None = None,
+        local_steps: int = 1,
     ) -> Parameters:
         """Declare the model. Every trainer must make the same call. One trainer's values become the initial values.
 
@@ -412,6 +413,9 @@ class Job:
                 float32 memory of the model's size in this trainer.
             dtypes: Name -> "float16", "bfloat16", "float32" or "float64", to declare a parameter with a dtype that
                 differs from its array's.
+            local_steps: Number of steps that each trainer makes on its own values before the difference counts as one
+                gradient (DiLoCo, arXiv 2311.08105); see ``Parameters.local_step``. Batches of the dataset, which must
+                be declared afterwards, then have so many slices of ``batch_size`` records, which the loop yields.
 
         Returns:
             A mapping of names to arrays with the job's current values.
@@ -423,9 +427,18 @@ class Job:
         self._require_open()
         if self._data.explicit_done:
             raise UsageError(_DONE_BY_STEPS)
-        self._data.expect_pushes(Sync() if mode is None else Mode.chosen(mode))
+        chosen_mode = Sync() if mode is None else Mode.chosen(mode)
+        if arguments.positive("local_steps", local_steps) > 1:
+            self._data.require_undeclared("declare a model with local steps before job.dataset: it changes the batches")
+        self._data.expect_pushes(chosen_mode)
         return self._model.declare(
-            initial, optimizer=optimizer, mode=mode, wire=wire, error_feedback=error_feedback, dtypes=dtypes
+            initial,
+            optimizer=optimizer,
+            mode=chosen_mode,
+            wire=wire,
+            error_feedback=error_feedback,
+            dtypes=dtypes,
+            local_steps=local_steps,
         )
 
     def table(

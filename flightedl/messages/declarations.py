@@ -33,6 +33,8 @@ class DatasetDeclaration(Request, frozen=True, kw_only=True):
     on_corrupt: Text = "fail"
     #: Number of times that the loop yields each batch. Each time counts as a separate batch.
     steps_per_batch: Annotated[int, msgspec.Meta(ge=1)] = 1
+    #: Number of slices in which the loop yields each batch, for as many steps of a trainer's own.
+    local_steps: Annotated[int, msgspec.Meta(ge=1)] = 1
     #: True if matching files may be added until their directory contains a file ``_END``; see ``formats.following``.
     follow: bool = False
     #: Weight of each of the ``urls``, which are the sources of a mixture; empty if the dataset is not a mixture.

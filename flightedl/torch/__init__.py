@@ -17,6 +17,7 @@
 * ``embedding``: embedding modules whose rows are stored in tables
 * ``rows``: rows that were looked up, as parameters of the current batch
 * ``optimizer``: pushing gradients, pulling values, and keeping the module's values equal to the job's
+* ``diloco``: several steps of a local optimizer between two exchanges of values
 * ``staging``: moving gradients during ``backward`` to the memory from which they are sent
 * ``files``: loading of saved models into a plain module
 
@@ -37,8 +38,18 @@ except ImportError as error:
     raise ImportError(f"fe.torch needs PyTorch: {install_command('torch')} ({error})") from None
 
 from flightedl.torch.batches import IterableDataset, batches
+from flightedl.torch.diloco import DiLoCo
 from flightedl.torch.embedding import Embedding, EmbeddingBag, EmbeddingCollection
 from flightedl.torch.files import load_into
 from flightedl.torch.optimizer import Optimizer
 
-__all__ = ["Embedding", "EmbeddingBag", "EmbeddingCollection", "IterableDataset", "Optimizer", "batches", "load_into"]
+__all__ = [
+    "DiLoCo",
+    "Embedding",
+    "EmbeddingBag",
+    "EmbeddingCollection",
+    "IterableDataset",
+    "Optimizer",
+    "batches",
+    "load_into",
+]

@@ -13,6 +13,7 @@ import pytest
 from flightedl.adapters.clock import SystemClock
 from flightedl.client.data.job_data import JobData
 from flightedl.client.data.options import Reading
+from flightedl.client.data.slices import Slices
 from flightedl.domain.consistency.modes import Async, Bounded, Mode, Sync
 from flightedl.errors import UsageError
 from flightedl.formats.layout import TaskLayout
@@ -25,12 +26,23 @@ def layout(*records: int, batch_size: int = 10, steps_per_batch: int = 1) -> Tas
     return TaskLayout(cast("Any", chunks), batch_size, steps_per_batch=steps_per_batch)
 
 
-def declared(task_batches: list[tuple[int, int]], mode: Mode | None = None, **options: Any) -> JobData:
+def declared(
+    task_batches: list[tuple[int, int]],
+    mode: Mode | None = None,
+    record_count: int = 1,
+    slices: Slices | None = None,
+    **options: Any,
+) -> JobData:
     """Return a session's data after the declaration of a dataset, before which ``mode`` was declared, if any."""
     declaration = DatasetDeclaration(urls=["x.csv"], batch_size=10)
     schema = base64.b64encode(pa.schema([("x", pa.int64())]).serialize().to_pybytes()).decode()
     reply = DeclaredDataset(
-        index_hash="", task_count=1, record_count=1, schema=schema, declaration=declaration, task_batches=task_batches
+        index_hash="",
+        task_count=1,
+        record_count=record_count,
+        schema=schema,
+        declaration=declaration,
+        task_batches=task_batches,
     )
     process = SimpleNamespace(
         clock=SystemClock(),
@@ -45,7 +57,7 @@ def declared(task_batches: list[tuple[int, int]], mode: Mode | None = None, **op
     data = JobData(cast("Any", process), cast("Any", participation), lambda: None, "", cast("Any", None))
     if mode is not None:
         data.expect_pushes(mode)
-    data.declare(declaration, Reading(options))
+    data.declare(declaration, Reading(options), slices)
     return data
 
 
@@ -80,3 +92,20 @@ def test_other_modes_report_nothing(mode: Mode, capsys: pytest.CaptureFixture[st
 
 def test_nothing_is_refused_before_the_data_are_known() -> None:
     declared([]).expect_pushes(Async(push_every=8))
+
+
+def in_slices(records: int, task_batches: list[tuple[int, int]], every: int, **options: Any) -> Slices:
+    """Declare data whose batches have slices of 10 records. Return the slices."""
+    slices = Slices(every)
+    declared(task_batches, record_count=records, slices=slices, **options)
+    return slices
+
+
+def test_the_declaration_reports_how_many_local_steps_a_batch_has(capsys: pytest.CaptureFixture[str]) -> None:
+    assert in_slices(1000, [(2, 10)], every=8).size == 10
+    with pytest.raises(UsageError, match=r"with 8 local steps, an outer batch has 3\.0 on average, .* two tasks: make"):
+        in_slices(300, [(1, 10)], every=8)
+    in_slices(300, [(1, 10)], every=8, short_pushes=True)
+    in_slices(10, [], every=8)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [f"flightedl: with 8 local steps, an outer batch has {mean} on average" for mean in ("5.0", "3.0")]

@@ -262,7 +262,7 @@ class Programs:
         """Declare the data."""
         scenario = self.scenario
         common = {
-            "batch_size": scenario.batch_size,
+            "batch_size": scenario.batch_size // scenario.local_steps,
             "epochs": scenario.epochs,
             "shuffle": True,
             "seed": 1,
@@ -311,14 +311,16 @@ class Programs:
             record=self.record or None,
             process_name=str(process.index),
         ) as job:
-            data = self._data(job)
+            data = self._data(job) if scenario.local_steps == 1 else None
             table = self._table(job, optimizers[scenario.optimizer]) if scenario.has_table else None
             model = job.parameters(
                 dict.fromkeys(PARAMETERS, zeros),
                 optimizer=optimizers[scenario.optimizer],
                 mode=modes[scenario.mode],
+                local_steps=scenario.local_steps,
             )
-            for batch in data:
+            own = None
+            for batch in (data := data or self._data(job)):
                 if scenario.saves:
                     job.log(first=float(batch["k"][0].as_py()))
                 cluster.scheduler.sleep(scenario.batch_s * chance.random())
@@ -333,7 +335,12 @@ class Programs:
                 if table is not None:
                     values = table.pull(ids)
                     table.push(ids, -1.0 - values if scenario.depends_on_values else np.full_like(values, -1.0))
-                model.step({name: self._gradient(model[name], row, records) for name in PARAMETERS})
+                if scenario.local_steps == 1:
+                    model.step({name: self._gradient(model[name], row, records) for name in PARAMETERS})
+                    continue
+                own = model.local_values(own)
+                own = {name: values - self._gradient(values, row, records) for name, values in own.items()}
+                model.local_step(own)
             model.pull()
             values = [model[name] for name in PARAMETERS]
             if table is not None:

@@ -61,6 +61,8 @@ SHARES = {
     "saves": 0.2,
     # Ranks of a group that trains its own model. Other features have precedence if they are asked for.
     "groups": 0.15,
+    # Trainers make several steps on their own values before they push.
+    "local steps": 0.1,
     # Allocations of pservers that fail.
     "no memory": 0.1,
     # Only on request.
@@ -250,6 +252,8 @@ class Scenario:
     records: int = 96
     epochs: int = 2
     batch_size: int = 8
+    #: Slices of a batch, for as many local steps.
+    local_steps: int = 1
     records_per_task: int = _RECORDS_PER_TASK
     #: Maximum time that a trainer's script takes for a batch.
     batch_s: float = 0.1
@@ -309,6 +313,7 @@ class Scenario:
             "depends on values": self.depends_on_values,
             "mode changes": self.changes_modes,
             "grows": self.grows,
+            f"{self.local_steps} local steps": self.local_steps > 1,
             "small tasks": self.records_per_task < _RECORDS_PER_TASK,
             f"poison {self.poison} {self.deadly}": bool(self.poison or self.deadly),
             "etcd goes back": self.may_go_back,
@@ -473,6 +478,8 @@ def _with_data(made: Scenario, draws: _Draws) -> Scenario:
         made = replace(made, grows=True, epochs=1 if made.epochs < 3 else 2, repeats=False)
     elif draws.has("small tasks") and made.push_every == 1:
         made = replace(made, batch_size=4, records_per_task=4)
+    if draws.has("local steps") and made.push_every == 1:
+        made = replace(made, has_table=False, local_steps=draws.chance("local steps").choice((2, 4)))
     if made.has_table and draws.has("evictions"):
         made = replace(made, eviction=draws.chance("evictions").choice(EVICTIONS[1:]), epochs=max(made.epochs, 3))
     if draws.has("poison"):

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from queue import Empty
@@ -38,6 +38,7 @@ from flightedl.client.data.read_ahead import Item, ReadAhead
 from flightedl.client.data.read_queue import READ_AHEAD_MB
 from flightedl.client.data.readers import Transforming
 from flightedl.client.data.reading import ReadTask, place_of
+from flightedl.client.data.slices import Slices
 from flightedl.client.participation import Participation
 from flightedl.client.tables.table import Column, Table
 from flightedl.client.waiting import Waiting
@@ -109,8 +110,10 @@ class Dataset:
         read_ahead_bytes: int = READ_AHEAD_MB << 20,
         transforming: Transforming | None = None,
         may_lose: bool = False,
+        slices: Slices | None = None,
     ) -> None:
         self._declared = declared
+        self._slices = slices
         self._feed_factory = feed_factory
         self._listener = listener
         self._waiting = waiting
@@ -337,7 +340,7 @@ class Dataset:
                     if not self._open(feed, step.task, batch):
                         step = loop.denied(batch)
                         continue
-                    yield self._records[batch.reading, batch.number]
+                    yield from self._given(self._records[batch.reading, batch.number])
                     self._at = None
                     states = listener.close_batch()
                     for state in states:
@@ -358,6 +361,9 @@ class Dataset:
                 else:
                     self._report(feed, step)
                     step = loop.next_step()
+
+    def _given(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
+        return (batch,) if self._slices is None else self._slices.of(batch)
 
     def _acknowledged_batches(self) -> Loop:
         loop = self._acknowledged = self._acknowledged_of()

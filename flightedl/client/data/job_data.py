@@ -28,6 +28,7 @@ from flightedl.client.data.options import Reading
 from flightedl.client.data.pieces import PieceReader
 from flightedl.client.data.ranks import rank_and_size
 from flightedl.client.data.reading import ReadTask, batches_of, place_of, reporting
+from flightedl.client.data.slices import Slices
 from flightedl.client.participation import Participation
 from flightedl.client.process import TrainerProcess
 from flightedl.domain.consistency.modes import Mode
@@ -95,8 +96,10 @@ class JobData:
         #: Feed of the current evaluation.
         self._evaluation: TaskFeed | None = None
 
-    def declare(self, declaration: DatasetDeclaration, reading: Reading) -> Dataset:
+    def declare(self, declaration: DatasetDeclaration, reading: Reading, slices: Slices | None = None) -> Dataset:
         """Declare the training data. Raises the same errors as ``Job.dataset``."""
+        if slices is not None:
+            declaration = _in_slices(declaration, slices)
         if is_drawable(declaration):
             declaration = replace(declaration, shuffle_bytes=reading.shuffling.size_bytes)
         elif reading.has_shuffle_bytes:
@@ -106,7 +109,10 @@ class JobData:
         declared = self._process.ask_master("declare_dataset", encode(declaration), DeclaredDataset)
         sys.stderr.writelines(f"flightedl: shuffle=True: {each}\n" for each in declared.advice[1:])
         self._task_batches = declared.task_batches, reading.short_pushes
-        self._require_long_pushes()
+        if slices is None:
+            self._require_long_pushes()
+        else:
+            self._require_full_batches(declared, slices)
         self._dataset = Dataset(
             declared,
             self._open_feed,
@@ -125,6 +131,7 @@ class JobData:
             read_ahead_bytes=reading.read_ahead_bytes,
             transforming=reading.transforming,
             may_lose=reading.may_lose,
+            slices=slices,
         )
         return self._dataset
 
@@ -147,6 +154,21 @@ class JobData:
             )
         if text:
             sys.stderr.write(f"flightedl: {text}\n")
+
+    def _require_full_batches(self, declared: DeclaredDataset, slices: Slices) -> None:
+        """Report the mean number of local steps. Raises UsageError if it is less than half of what the model has."""
+        tasks, may_be_short = self._task_batches
+        batches = sum(batch_count * task_count for batch_count, task_count in tasks)
+        if not batches:
+            return
+        mean = min(declared.record_count / batches / slices.size, float(slices.every))
+        text = f"with {slices.every} local steps, an outer batch has {mean:.1f} on average"
+        if 2 * mean < slices.every and not may_be_short:
+            raise UsageError(
+                f"{text}, because it never has records of two tasks: make the tasks larger (records_per_task= of "
+                "job.dataset), choose fewer local steps, or permit it by job.dataset(..., short_pushes=True)"
+            )
+        sys.stderr.write(f"flightedl: {text}\n")
 
     def declare_for_group(
         self, declaration: DatasetDeclaration, reading: Reading, ranks: tuple[int, int], remainder: Remainder
@@ -267,9 +289,11 @@ class JobData:
     def explicit_done(self) -> bool:
         return self._dataset is not None and self._dataset.explicit_done
 
-    def require_undeclared(self) -> None:
+    def require_undeclared(
+        self, why: str = "this job already has its dataset: declare it once, before the training loop"
+    ) -> None:
         if self._dataset is not None or self._group is not None:
-            raise UsageError("this job already has its dataset: declare it once, before the training loop")
+            raise UsageError(why)
 
     def evaluate(
         self, name: str, declaration: DatasetDeclaration, decode: Decode | None, measure: Measure
@@ -370,3 +394,11 @@ class JobData:
             self._dataset.close()
         if self._group is not None:
             self._group.close()
+
+
+def _in_slices(declaration: DatasetDeclaration, slices: Slices) -> DatasetDeclaration:
+    """Return the declaration of outer batches, whose slices have the declared batch size."""
+    if declaration.steps_per_batch > 1:
+        raise UsageError("steps_per_batch would repeat all local steps of a batch: leave it out, or the local steps")
+    slices.size = declaration.batch_size
+    return replace(declaration, batch_size=slices.size * slices.every, local_steps=slices.every)

@@ -14,6 +14,7 @@ import pyarrow as pa
 from flightedl.adapters.storage import FsspecFiles
 from flightedl.client.arguments import declared_arrays
 from flightedl.client.connections import SLICE_S, persistently
+from flightedl.client.data.slices import Slices
 from flightedl.client.model.election import elect_and_initialize
 from flightedl.client.model.parameters import Parameters
 from flightedl.client.model.saving import ModelSaves, Saved
@@ -61,6 +62,8 @@ class JobModel:
         self._process = process
         self._participation = participation
         self._parameters: Parameters | None = None
+        #: The slices of each batch; None unless trainers make several local steps on a batch.
+        self.slices: Slices | None = None
         #: Tables of this session, by name.
         self._tables: dict[str, Table] = {}
         #: Table -> number of the table; filled when the tables are declared to the master.
@@ -71,11 +74,12 @@ class JobModel:
         self,
         initial: Any,
         *,
-        optimizer: Optimizer | str | None,
-        mode: Mode | str | None,
-        wire: str,
-        error_feedback: bool,
-        dtypes: Mapping[str, str | type[np.generic]] | None,
+        optimizer: Optimizer | str | None = None,
+        mode: Mode | None = None,
+        wire: str = "",
+        error_feedback: bool = False,
+        dtypes: Mapping[str, str | type[np.generic]] | None = None,
+        local_steps: int = 1,
     ) -> Parameters:
         """Declare the model and wait until it has values. Raises the same errors as ``Job.parameters``."""
         if self._parameters is not None:
@@ -85,7 +89,10 @@ class JobModel:
             )
         tree = tree_of(initial)
         check_kind(wire)
-        chosen_mode = Sync() if mode is None else Mode.chosen(mode)
+        chosen_mode = mode or Sync()
+        if local_steps > 1 and (self._tables or getattr(chosen_mode, "push_every", 1) > 1):
+            what = "tables, whose rows have no local copy" if self._tables else "push_every: raise local_steps instead"
+            raise UsageError(f"a model with local steps has no {what}")
         chosen_optimizer = SGD(lr=0.01) if optimizer is None else Optimizer.chosen(optimizer)
         if error_feedback and not wire:
             raise UsageError('error_feedback needs wire="bfloat16" or wire="float16", whose rounding it compensates')
@@ -106,6 +113,7 @@ class JobModel:
         declared, plan = self._declare(declaration, specs)
         self._process.wait_for_pservers(declared.pservers)
         self._elect(plan, values)
+        self.slices = Slices(local_steps) if local_steps > 1 else None
         self._numbers = {table.name: number for number, table in enumerate(plan.tables)}
         self._parameters = self._connected(plan, declared, tree, error_feedback=error_feedback)
         return self._parameters
@@ -163,7 +171,7 @@ class JobModel:
         if self._parameters is None:
             if not self._tables:
                 raise UsageError("there is no model: declare it with job.parameters or job.table first")
-            return self.declare({}, optimizer=None, mode=None, wire="", error_feedback=False, dtypes=None)
+            return self.declare({})
         return self._parameters
 
     def _declared(self, name: str) -> tuple[int, Parameters]:
@@ -268,6 +276,7 @@ class JobModel:
             newest_plan=self._newest_plan,
         )
         process.directory.subscribe(lambda: parameters.swap(self._newest_plan(parameters.plan, 0.0)))
+        parameters.slices = self.slices
         self._participation.set_model(parameters, mode)
         parameters.refresh()
         return parameters

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from flightedl.client.connections import Servers
+from flightedl.client.data.slices import Slices
 from flightedl.client.model.kept import ErrorFeedback, GradientSums
 from flightedl.client.model.layout import ModelLayout, Owners
 from flightedl.client.model.lending import Show
@@ -146,6 +147,10 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         #: Batches whose state has changed since the last report to the loop.
         self._changed: list[BatchState] = []
         self._listener: Listener | None = None
+        #: The slices of each batch; None unless trainers make several local steps on a batch.
+        self.slices: Slices | None = None
+        #: The batch whose local steps began with the job's values.
+        self._begun: CurrentBatch | None = None
         self._probe = probe or StepProbe(clock.now)
         self._probe.conversations[:] = [shard.conversation for shard in self._layout.shards]
         #: Reason why the session has ended; empty while it is open.
@@ -279,6 +284,63 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             with tracing.span("step"):
                 self._push(gradients, is_complete=True)
 
+    def local_values(self, values: Any = None) -> Any:
+        """Return the values from which the next of this trainer's local steps begins.
+
+        Args:
+            values: This trainer's values after its previous local step; None before the first one.
+
+        Returns:
+            ``values``; before the first step on a batch, copies of the job's values, in the structure in which the
+            model was declared.
+
+        Raises:
+            UsageError: no batch is current, or the model was declared without ``local_steps``.
+        """
+        slices, current = self._require_slices(), self._require_current()
+        if slices.number:
+            return values
+        self._begun = current
+        copies = {name: np.array(value) for name, value in self.items()}
+        return copies if self._tree is None else self._tree.restored(copies)
+
+    def local_step(self, values: Any) -> None:
+        """Record a local step. After the last one on a batch, push the difference to the job's values, then pull.
+
+        The gradient is the job's values minus the given ones, so the optimizer ``SGD(lr=1.0)`` takes their mean.
+
+        Args:
+            values: This trainer's values after the step, like the ``gradients`` of ``step``. A name that was omitted
+                gets no gradient.
+
+        Raises:
+            UsageError: for the same reasons as ``local_values``, or the batch did not begin with it.
+            GradientError, UnavailableError: for the same reasons as ``step``. The loop repeats all slices of the batch.
+        """
+        slices, current = self._require_slices(), self._require_current()
+        if slices.are_open:
+            return
+        if self._begun is not current:
+            raise UsageError("begin each local step with `values = model.local_values(values)`, or values would be old")
+        flat = values if self._tree is None else self._tree.flattened(values)
+        is_mapping = isinstance(flat, Mapping)
+        self.step({name: self._difference(name, value) for name, value in flat.items()} if is_mapping else flat)
+
+    def _require_slices(self) -> Slices:
+        if self.slices is None:
+            raise UsageError("this model has no local steps: declare them, as in job.parameters(..., local_steps=50)")
+        return self.slices
+
+    def _difference(self, name: str, value: Any) -> Any:
+        """Return the job's values minus these. Values that ``step`` will reject are returned as they are."""
+        known = self._values.views.get(name)
+        if known is None or np.shape(value) != known.shape:
+            return value
+        try:
+            return np.subtract(known, value)
+        except TypeError:
+            return value
+
     def step_rows(self) -> None:
         """Push only gradients of table rows, like a ``step`` without dense gradients."""
         with tracing.span("step"):
@@ -303,6 +365,8 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             BegunAnewError: the job has ended, and then a pserver was lost, together with some batches.
         """
         self._require_open()
+        if self.slices is not None and self.slices.count and not self._require_current().has_gradient:
+            raise UsageError("a pull between local steps would drop them: pull before the loop or after it")
         checked("min_version", min_version, int, Limits(at_least=0))
         wanted = self._blocks if names is None else self._blocks_of(names)
         self.run(self.steps.pull(list(wanted), min_version))
