@@ -65,7 +65,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class _Counts:
-    """Batches in the values of a span of blocks."""
+    """Batches in the values of adjacent blocks."""
 
     #: Time at which a process allocated or received the blocks.
     since: float = 0.0
@@ -206,26 +206,27 @@ class _Reading:
                 counts.inherited = _sets(event["applied"])
         elif name == "adopt" and not effects:
             released = released_of(event)
-            _, counts = spans[released["numbers"][0]]
+            (counts,) = spans[released["numbers"][0]]
             counts.since, counts.is_adopted = at, True
             counts.inherited = _sets((released["applied"], list(range(*released["numbers"]))))
         elif name == "push" and effects and "Pushed" in effects[0]:
-            self._pushed(at, spans[event["first"]][1], event, effects)
+            self._pushed(at, spans[event["first"]], event, effects)
         elif name == "apply_view":
             first = 0
             for each in effects[1:]:
                 first = each.get("returned", first)
-                _count(spans[first][1], [each])
+                _count(spans[first], [each])
 
-    def _pushed(self, at: float, counts: _Counts, event: Any, effects: Effects) -> None:
+    def _pushed(self, at: float, span: Sequence[_Counts], event: Any, effects: Effects) -> None:
         if effects[0]["Pushed"]["outcome"] == Outcome.ACCEPTED:
             push = event["push"]["Push"]
             batches = [Batch(*batch) for batch, _ in push["batches"]]
-            counts.accepted.update(batches)
+            for counts in span:
+                counts.accepted.update(batches)
+                counts.pushed.update(batches if event["has_gradient"] else ())
             if event["has_gradient"]:
-                counts.pushed.update(batches)
                 self.pushes += [(at, push["trainer"], batch) for batch in batches]
-        _count(counts, effects[1:])
+        _count(span, effects[1:])
 
 
 def _owns_since(before: float, kind: str, name: str, at: float) -> float:
@@ -235,10 +236,11 @@ def _owns_since(before: float, kind: str, name: str, at: float) -> float:
     return {BEGUN: math.inf, "IndexAcquired": at}.get(name, before)
 
 
-def _count(counts: _Counts, effects: Effects) -> None:
+def _count(span: Sequence[_Counts], effects: Effects) -> None:
     for each in effects:
         if (update := each.get("Update")) is not None:
-            counts.updates.update(Batch(*batch) for batch, _ in update["batches"])
+            for counts in span:
+                counts.updates.update(Batch(*batch) for batch, _ in update["batches"])
 
 
 def _sets(encoded: Any) -> AppliedBatches:
@@ -293,12 +295,7 @@ def account(recordings: Iterable[Recording]) -> Account:
 
 def _inherited_by(number: int, counts: _Counts) -> Callable[[Batch], bool]:
     """Return a function that tells if a block had a batch when its process received it."""
-    inherited = counts.inherited
-    if inherited is None:
-        return lambda _: False
-    # Blocks that have joined a span have applied the same batches as the others in it.
-    numbers = inherited.numbers
-    return partial(inherited.has, number if number in numbers else numbers[0])
+    return (lambda _: False) if counts.inherited is None else partial(counts.inherited.has, number)
 
 
 def _stray(pushes: Sequence[tuple[float, str, Batch]], trainers: Mapping[str, Sequence[_Trainer]]) -> set[Batch]:

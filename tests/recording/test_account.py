@@ -356,6 +356,37 @@ def test_adopted_blocks_that_join_others_keep_their_batches(job: Job) -> None:
     assert (found.is_exact, found.blocks) == (True, 4)
 
 
+def test_joined_blocks_keep_what_each_of_them_has_restored(job: Job) -> None:
+    applied = AppliedBatches(range(2, 6))
+    for blocks, batch in ((range(2, 4), ALL[0]), (range(4, 6), ALL[1])):
+        applied.mark(blocks, batch, COUNTS[batch.task])
+    protocol = job.pserver(Async(), range(2, 4), range(4, 6), applied=applied)
+    push(protocol, ALL[:3])
+    assert isinstance(protocol.join(4, 1), Joined)
+    push(protocol, ALL[3:5])
+    found = job.account()
+    assert found.findings == {"lost": "1 batch not counted by every block (2/1/0)"}
+    push(protocol, ALL)
+    found = job.account()
+    assert (found.is_exact, found.blocks) == (True, 4)
+
+
+def test_joined_blocks_belong_to_their_process_since_it_adopted_them(job: Job) -> None:
+    """A process that has died with them had begun later than the one that has adopted them since."""
+    first = job.pserver(Async(), range(2, 4))
+    job.pserver(Async(), range(4, 6))
+    second = job.pserver(Async(), range(4, 6))
+    for protocol in (first, second):
+        push(protocol, ALL)
+    released = second.release(range(4, 6))
+    assert isinstance(released, ReleasedBlocks)
+    job.later()
+    assert first.adopt(released) is None
+    assert isinstance(first.join(4, 9), Joined)
+    found = job.account()
+    assert (found.is_exact, found.blocks) == (True, 4)
+
+
 def test_the_process_that_received_a_block_last_decides(job: Job, tmp_path: Path) -> None:
     """The killed process's recording may lack the release of the block."""
     second = job.pserver(Async(), range(4, 5))
