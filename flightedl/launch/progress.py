@@ -104,6 +104,8 @@ class Figures:
                 found.append(starting[0] + others)
             else:
                 found += [f"{self.status.records:,} records", f"{self.status.records_per_s:,.0f} records/s"]
+                if self.status.local_steps > 1:
+                    found.append(f"{self.status.batches:,} batches of {self.status.local_steps} local steps")
             found += [f"{name} {value:.4g}" for name, value in sorted(self.status.metrics.items())]
             found += [
                 f"{each.name} {each.tasks.done}/{each.tasks.total} tasks"

@@ -122,6 +122,7 @@ def describe(
             for name, generation in sorted(core.trainers.items())
         ],
         mode="" if model is None else str(model.present_mode.get("kind", "")),
+        local_steps=1 if dataset is None else dataset.declaration.local_steps,
         mode_settings={} if model is None else model.present_mode,
         mode_change="" if membership is None else _mode_change(membership),
         plan_hash="" if model is None else model.plan_hash,

@@ -285,6 +285,8 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     pservers_desired: int = 0
     trainers: list[TrainerStatus] = []
     mode: str = ""
+    #: Steps that a trainer makes on its own values before it pushes the difference.
+    local_steps: int = 1
     #: The complete mode, as a tagged object.
     mode_settings: dict[str, Any] = {}
     #: Processes or rounds that a pending change of the mode waits for; empty if no change is pending.

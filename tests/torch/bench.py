@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 from flightedl.client.arguments import declared_arrays
+from flightedl.client.data.slices import Slices
 from flightedl.client.model.parameters import Parameters
 from flightedl.client.model.trees import tree_of
 from flightedl.client.tables.table import Table
@@ -34,11 +35,14 @@ class BenchJob:
         mode: Mode | None = None,
         wire: str = "",
         error_feedback: bool = False,
+        local_steps: int = 1,
     ) -> Parameters:
         tree = tree_of(initial)
         named = initial if tree is None else tree.leaves
         cluster = self._bench.declare(named, optimizer, Sync() if mode is None else mode, wire)
         self.trainer = cluster.trainer(self._member, error_feedback=error_feedback, tree=tree)
+        if local_steps > 1:
+            self.trainer.parameters.slices = Slices(local_steps)
         return self.trainer.parameters
 
     def table(self, name: str, dim: int, *, optimizer: Optimizer, **more: Any) -> Table:

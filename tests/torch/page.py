@@ -36,8 +36,12 @@ class JobOfOne(BenchJob):
         self.logged: list[float] = []
 
     def dataset(
-        self, urls: object, *, epochs: int = 1, explicit_done: bool = False, steps_per_batch: int = 1, **given: object
+        self, urls: object, *, epochs: int = 1, explicit_done: bool = False, steps_per_batch: int = 1, **given: Any
     ) -> Any:
+        slices = None if self.trainer is None else self.trainer.parameters.slices
+        if slices is not None:
+            slices.size = given["batch_size"]
+            given["batch_size"] = slices.size * slices.every
         data = data_of_one(urls, epochs=epochs, **given)
         batches = [batch for _ in range(epochs) for batch in data for _ in range(steps_per_batch)]
         return shared(batches) if explicit_done else OneByOne(self, batches, steps_per_batch, epochs)
@@ -46,7 +50,8 @@ class JobOfOne(BenchJob):
         for number, batch in enumerate(batches):
             if self.trainer is not None:
                 self.begin(number, batch.num_rows)
-            yield batch
+            slices = None if self.trainer is None else self.trainer.parameters.slices
+            yield from (batch,) if slices is None else slices.of(batch)
             if self.trainer is not None:
                 self.end()
         if self.trainer is not None:

@@ -9,7 +9,9 @@ import pytest
 from .page import prepare, run_blocks
 
 
-@pytest.mark.parametrize(("page", "group"), [("torch.md", "torch"), ("frameworks.md", "sklearn")])
+@pytest.mark.parametrize(
+    ("page", "group"), [("torch.md", "torch"), ("local-sgd.md", "torch"), ("frameworks.md", "sklearn")]
+)
 def test_every_block_runs(page: str, group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepare(tmp_path, monkeypatch)
     run_blocks(page, group)

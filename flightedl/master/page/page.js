@@ -75,6 +75,7 @@ function facts(status) {
     records: `${status.records.toLocaleString("en")}, ${number(Math.round(status.records_per_s))} per second`,
     remaining: status.epochs ? remaining() : "",
     mode: status.mode,
+    "local steps": localSteps(status),
     pservers: change(status.scaling),
     time: spent(status.profile),
     checkpoint: status.checkpoint && `${status.checkpoint}, ${seconds(status.checkpoint_age_s ?? 0)} old`,
@@ -89,6 +90,13 @@ function facts(status) {
   }
   const done = (tasks.done + tasks.failed) / (tasks.total || 1);
   $("bar").value = status.state === "done" ? 1 : (status.epoch + done) / (status.epochs || status.epoch + 1);
+}
+
+// Without local steps, values would have been exchanged after each of them.
+function localSteps(status) {
+  const traffic = sum(status.pservers, (each) => each.received_bytes) + sum(status.pservers, (each) => each.sent_bytes);
+  if (!(status.local_steps > 1)) return "";
+  return `${status.local_steps} in each of ${number(status.batches)} batches, about ${bytes(traffic * (status.local_steps - 1))} not sent`;
 }
 
 // Progress of a change to the pservers.

@@ -34,6 +34,7 @@ CONTENTS: dict[str, tuple[str, ...]] = {
     ),
     "Concepts": (
         "docs/exactly-once.md",
+        "docs/local-sgd.md",
         "docs/modes.md",
         "docs/recovery.md",
         "docs/performance.md",
