@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +17,7 @@ from flightedl.client.model.trees import tree_of
 from flightedl.domain.consistency.modes import Async, Mode, Sync
 from flightedl.errors import GradientError, UsageError
 
+from ..support.etcd_server import EtcdServer
 from .pserver_bench import Cluster, Trainer
 
 EVERY = 3
@@ -172,3 +174,38 @@ def test_local_steps_must_be_declared_and_must_begin_with_the_jobs_values() -> N
         local.model.slices = None
         with pytest.raises(UsageError, match=r"has no local steps: declare them, as in job\.parameters"):
             local.model.local_step({"w": ONE})
+
+
+@pytest.mark.etcd
+def test_a_session_yields_slices_and_refuses_what_has_no_local_steps(etcd: EtcdServer, job_name: str) -> None:
+    zeros = {"w": np.zeros(10)}
+
+    def declared(job: Any, **more: Any) -> Parameters:
+        found: Parameters = job.parameters(zeros, optimizer=fe.SGD(lr=1.0), local_steps=2, **more)
+        return found
+
+    with fe.local(pservers=1, job=job_name, etcd=etcd.address) as cluster, cluster.connect() as job:
+        for wrong in (0, 1.5, True):
+            with pytest.raises(UsageError, match="local_steps"):
+                job.parameters(zeros, local_steps=wrong)
+        with pytest.raises(UsageError, match="no push_every: raise local_steps instead"):
+            declared(job, mode=Async(push_every=2))
+        model = declared(job)
+        with pytest.raises(UsageError, match="steps_per_batch would repeat all local steps of a batch"):
+            job.indexed(10, lambda index: {"k": index}, batch_size=2, steps_per_batch=2)
+        own, sizes, data = None, [], job.indexed(10, lambda index: {"k": index}, batch_size=3, records_per_task=10)
+        for batch in data:
+            own = model.local_values(own)
+            own["w"][batch["k"].to_numpy()] += 1
+            model.local_step(own)
+            sizes.append(batch.num_rows)
+        # Outer batches have 6 and 4 records.
+        assert (sizes, model["w"].tolist()) == ([3, 3, 3, 1], [1.0] * 10)
+    with fe.local(pservers=1, job=f"{job_name}-data", etcd=etcd.address) as cluster, cluster.connect() as job:
+        job.indexed(10, lambda index: {"k": index}, batch_size=3)
+        with pytest.raises(UsageError, match=r"declare a model with local steps before job\.dataset"):
+            declared(job)
+    with fe.local(pservers=1, job=f"{job_name}-rows", etcd=etcd.address) as cluster, cluster.connect() as job:
+        job.table("rows", 2, optimizer=fe.SGD(lr=1.0))
+        with pytest.raises(UsageError, match="no tables, whose rows have no local copy"):
+            declared(job)

@@ -73,6 +73,10 @@ def test_the_plain_line_contains_all_figures() -> None:
     )
 
 
+def test_the_line_counts_batches_of_local_steps() -> None:
+    assert ", 679 records/s, 1,234 batches of 50 local steps, " in plain_line(figures(batches=1234, local_steps=50))
+
+
 def test_the_line_says_that_the_master_has_not_answered_yet() -> None:
     none_yet = Figures(1.0, None, trainers_running=2, trainers=2, pservers=2)
     assert plain_line(none_yet) == "1 s, epoch -, pservers 0/2, trainers 2/2, waiting for the master"
