@@ -1,17 +1,19 @@
-"""Local steps against a push after each batch: steps a second, bytes a step, and the loss that the model reaches.
+"""Local steps against an exchange after each batch: loss for equal records, steps a second, and bytes a token.
 
-Two trainers train a network with 0.6 M weights on scikit-learn's digits, by an inner AdamW and the outer Nesterov
-momentum of DiLoCo (arXiv 2311.08105). The first row is ``fe.torch.Optimizer`` with AdamW on the servers.
+Two trainers train a small GPT on the bytes of Python's standard library, by an inner AdamW and the outer Nesterov
+momentum of DiLoCo (arXiv 2311.08105). The first row is ``fe.torch.Optimizer`` with AdamW on the servers, which does the
+same as DDP.
 
-    python -m benchmarks.local_steps [EPOCHS] [TURNS]
+    python -m benchmarks.local_steps [RECORDS] [LOCAL_STEPS...]
 """
 
 from __future__ import annotations
 
 import json
-import statistics
+import math
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from pathlib import Path
@@ -26,88 +28,127 @@ from flightedl.config import child_environment
 from flightedl.errors import JobFailedError
 from flightedl_tools.bench.sides import print_table
 
-_EVERY = (1, 5, 25)
-_BATCH_SIZE, _TRAINED = 16, 1600
+#: Tokens of a record, which are bytes of text; the last one is only predicted.
+_CONTEXT = 64
+_BATCH_SIZE, _WIDTH, _LAYERS, _HELD_OUT = 16, 128, 4, 512
 
 
-def run(directory: Path, every: int, epochs: int) -> dict[str, float]:
+def run(directory: Path, every: int) -> dict[str, float]:
     """Run a job. ``every`` is 0 for ``fe.torch.Optimizer``. Return the figures of its first trainer."""
     output = Path(tempfile.mkdtemp(dir=directory))
     given = ["run", "--output", f"{output}-run", "benchmarks.local_steps", "--trainers", "2", "--pservers", "1", "--"]
-    command = [sys.executable, "-m", "flightedl", *given, "train", str(directory), str(output), str(every), str(epochs)]
+    command = [sys.executable, "-m", "flightedl", *given, "train", str(directory), str(output), str(every)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=child_environment())
     if done.returncode:
         raise JobFailedError(
             f"flightedl run ended with code {done.returncode}: {done.stdout[-800:]}{done.stderr[-800:]}"
         )
-    found: dict[str, float] = json.loads(next(output.iterdir()).read_text())
+    found: dict[str, float] = json.loads(min(output.iterdir()).read_text())
     return found
 
 
-def train(directory: str, output: str, every: str, epochs: str) -> None:
-    """Train, and write steps a second, bytes that this trainer exchanged for a step, and the accuracy."""
+def gpt() -> Any:
+    """Return the modules of a GPT of about 0.9 M weights that predicts bytes; see ``predicted``."""
     import torch
     from torch import nn
-    from torch.nn import functional
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(64, 768), nn.ReLU(), nn.Linear(768, 768), nn.ReLU(), nn.Linear(768, 10))
-    local = int(every)
+    layer = nn.TransformerEncoderLayer(_WIDTH, 4, 4 * _WIDTH, 0.0, batch_first=True, norm_first=True)
+    return nn.ModuleDict(
+        {
+            "tokens": nn.Embedding(256, _WIDTH),
+            "places": nn.Embedding(_CONTEXT, _WIDTH),
+            "layers": nn.TransformerEncoder(layer, _LAYERS, enable_nested_tensor=False),
+            "norm": nn.LayerNorm(_WIDTH),
+            "head": nn.Linear(_WIDTH, 256),
+        }
+    )
+
+
+def predicted(net: Any, tokens: Any) -> Any:
+    """Return a (records, tokens, 256) tensor of logits for the token after each of (records, tokens)."""
+    import torch
+
+    count = tokens.shape[1]
+    mask = torch.nn.Transformer.generate_square_subsequent_mask(count)
+    values = net["tokens"](tokens) + net["places"](torch.arange(count))
+    return net["head"](net["norm"](net["layers"](values, mask=mask, is_causal=True)))
+
+
+def train(directory: str, output: str, every: str) -> None:
+    """Train, and write the loss on held-out text, steps a second, and the share of time that local steps add."""
+    import torch
+    from torch.nn import functional
+
+    net, local = gpt(), int(every)
+
+    def loss_of(tokens: Any) -> Any:
+        known = tokens.long()
+        return functional.cross_entropy(predicted(net, known[:, :-1]).flatten(0, 1), known[:, 1:].flatten())
+
     with fe.connect(same_host="never") as job:
         optimizer: Any
         if local:
-            optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+            optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, weight_decay=0.01)
             rule = fe.Momentum(lr=0.7, momentum=0.9, nesterov=True)
             exchange = fe.torch.DiLoCo(net, job, optimizer, every=local, outer=rule)
         else:
-            optimizer = fe.torch.Optimizer(net, job, fe.AdamW(lr=1e-3))
-        data = job.dataset(f"{directory}/digits.parquet", batch_size=_BATCH_SIZE, epochs=int(epochs), shuffle=True)
-        steps, began = 0, 0.0
-        for pixels, labels in fe.torch.batches(data, "pixels", "label"):
+            optimizer = fe.torch.Optimizer(net, job, fe.AdamW(lr=1e-3, weight_decay=0.01))
+        data = job.dataset(f"{directory}/text.parquet", batch_size=_BATCH_SIZE, shuffle=True, short_pushes=True)
+        steps, began, extra_s = 0, 0.0, 0.0
+        for tokens in fe.torch.batches(data, "tokens"):
             began = began or time.perf_counter()
             optimizer.zero_grad()
-            functional.cross_entropy(net(pixels), labels).backward()
+            loss_of(tokens).backward()
             optimizer.step()
-            if local:
-                exchange.step()
             steps += 1
+            before = time.perf_counter()
+            if local and not exchange.step():
+                extra_s += time.perf_counter() - before
         took = time.perf_counter() - began
-        held_out = np.load(f"{directory}/held_out.npz")
+        held_out = torch.from_numpy(np.load(f"{directory}/held_out.npy"))
         with torch.no_grad():
-            right = net(torch.from_numpy(held_out["pixels"])).argmax(1).numpy() == held_out["labels"]
-        # A gradient or difference is sent and new values are received.
-        exchanged = 2 * 4 * sum(parameter.numel() for parameter in net.parameters()) / (local or 1)
-        found = {"steps_per_s": steps / took, "bytes": exchanged, "accuracy": float(right.mean())}
+            loss = float(loss_of(held_out))
+        found = {"loss": loss, "steps_per_s": steps / took, "extra": extra_s / took}
         (Path(output) / f"{job.trainer}.json").write_text(json.dumps(found))
 
 
-def write_digits(directory: Path) -> None:
-    """Write the training data in row groups of 400 records, and the data for measuring."""
-    from sklearn.datasets import load_digits
+def write_text(directory: Path, count: int) -> None:
+    """Write records of text from the standard library in random order, and other records for measuring."""
+    text = b"".join(path.read_bytes() for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")))
+    starts = np.random.default_rng(0).permutation(len(text) // _CONTEXT - 1)[: count + _HELD_OUT] * _CONTEXT
+    if len(starts) < count + _HELD_OUT:
+        raise fe.errors.UsageError(f"the standard library has only {len(starts) - _HELD_OUT} records")
+    records = np.frombuffer(text, np.uint8)[starts[:, None] + np.arange(_CONTEXT + 1)]
+    tokens = pa.FixedSizeListArray.from_arrays(pa.array(records[:count].ravel()), _CONTEXT + 1)
+    pq.write_table(pa.table({"tokens": tokens}), directory / "text.parquet", row_group_size=count // 4)
+    np.save(directory / "held_out.npy", records[count:])
 
-    pixels, labels = load_digits(return_X_y=True)
-    order = np.random.default_rng(0).permutation(len(labels))
-    pixels, labels = (pixels[order] / 16).astype(np.float32), labels[order].astype(np.int64)
-    column = pa.FixedSizeListArray.from_arrays(pa.array(pixels[:_TRAINED].ravel()), 64)
-    table = pa.table({"pixels": column, "label": labels[:_TRAINED]})
-    pq.write_table(table, directory / "digits.parquet", row_group_size=400)
-    np.savez(directory / "held_out.npz", pixels=pixels[_TRAINED:], labels=labels[_TRAINED:])
 
-
-def main(epochs: str = "20", turns: str = "3") -> None:
+def main(records: str = "48000", *every: str) -> None:
     """Measure, and print a row for each number of local steps."""
     rows = []
+    weights = sum(parameter.numel() for parameter in gpt().parameters())
     with tempfile.TemporaryDirectory(prefix="flightedl-bench-") as name:
-        write_digits(Path(name))
-        for every in (0, *_EVERY):
-            found = [run(Path(name), every, int(epochs)) for _ in range(int(turns))]
-            middle = {key: statistics.median(each[key] for each in found) for key in found[0]}
-            label = f"{every} local steps" if every else "fe.torch.Optimizer"
+        write_text(Path(name), int(records))
+        first = math.nan
+        for count in (0, *map(int, every or ("1", "10", "50", "375"))):
+            found = run(Path(name), count)
+            first = found["loss"] if math.isnan(first) else first
+            # A gradient or difference is sent, and new values are received.
+            exchanged = 2 * 4 * weights / (max(count, 1) * _BATCH_SIZE * _CONTEXT)
             rows.append(
-                (label, f"{middle['steps_per_s']:.0f}", f"{middle['bytes'] / 1e6:.2f}", f"{middle['accuracy']:.3f}")
+                (
+                    f"{count} local steps" if count else "fe.torch.Optimizer",
+                    f"{found['loss']:.3f} ({found['loss'] / first - 1:+.1%})",
+                    f"{found['steps_per_s']:.1f}",
+                    f"{exchanged:,.0f}" if exchanged >= 100 else f"{exchanged:.1f}",
+                    f"{found['extra']:.2%}" if count > 1 else "",
+                )
             )
-    print_table("two trainers, 0.6 M weights", ("", "steps a second", "MB a step", "accuracy"), rows)
+    title = f"a GPT of {weights / 1e6:.1f} M weights, two trainers, {int(records):,} records of {_CONTEXT} tokens"
+    print_table(title, ("", "loss on other text", "steps a second", "bytes a token", "cost of local steps"), rows)
 
 
 if __name__ == "__main__":
