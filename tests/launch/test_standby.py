@@ -30,7 +30,7 @@ def _pserver(status: JobStatus, index: int, after: int) -> ServerStatus | None:
 @pytest.mark.etcd
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("mode", ["async", "sync"])
+@pytest.mark.parametrize("mode", ["async", pytest.param("sync", marks=pytest.mark.storm)])
 def test_standbys_take_over_and_nothing_is_lost(tmp_path: Path, mode: str) -> None:
     arguments = ("--data", str(tmp_path / "data"), "--tables", "--records", "16000", "--epochs", "2", "--pause", "0.02")
 

@@ -18,18 +18,20 @@ pytestmark = pytest.mark.timeout(240)
 #: Bug -> the seed that found it, and what its scenario has to have; or the number of seeds that did not find it.
 NOTED: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("found_bugs.json").read_text())
 FOUND = [name for name, noted in NOTED.items() if "seed" in noted]
+#: Bugs that unit tests find, too, at less cost.
+BY_UNIT_TESTS = json.loads((Path(__file__).parents[1] / "domain" / "found_bugs.json").read_text()).keys()
 #: Found by every run of the tests.
 QUICK = FOUND[:1]
 
 
 def of_one_seed() -> list[Any]:
-    """Group the found bugs by scenario. Those whose jobs hang or loop are apart, because they cost the most."""
+    """Group the found bugs by scenario. Those whose jobs hang or loop, or that unit tests find, only run in storms."""
     groups: dict[tuple[str, bool], list[str]] = defaultdict(list)
     for name in FOUND:
-        hangs = NOTED[name]["problem"].startswith(("hangs", "loops"))
-        groups[json.dumps([NOTED[name]["seed"], NOTED[name]["wanted"]]), hangs].append(name)
+        is_rare = name in BY_UNIT_TESTS or NOTED[name]["problem"].startswith(("hangs", "loops"))
+        groups[json.dumps([NOTED[name]["seed"], NOTED[name]["wanted"]]), is_rare].append(name)
     marks = {False: pytest.mark.seeds, True: pytest.mark.storm}
-    return [pytest.param(names, marks=marks[hangs]) for (_, hangs), names in groups.items()]
+    return [pytest.param(names, marks=marks[is_rare]) for (_, is_rare), names in groups.items()]
 
 
 def test_what_the_others_need_is_stated_for_bugs_that_are_not_found() -> None:
