@@ -394,7 +394,7 @@ class Job:
         wire: str = "",
         error_feedback: bool = False,
         dtypes: Mapping[str, str | type[np.generic]] | None = None,
-        local_steps: int = 1,
+        local_steps: int | None = None,
     ) -> Parameters:
         """Declare the model. Every trainer must make the same call. One trainer's values become the initial values.
 
@@ -428,7 +428,8 @@ class Job:
         if self._data.explicit_done:
             raise UsageError(_DONE_BY_STEPS)
         chosen_mode = Sync() if mode is None else Mode.chosen(mode)
-        if arguments.positive("local_steps", local_steps) > 1:
+        if local_steps is not None:
+            arguments.positive("local_steps", local_steps)
             self._data.require_undeclared("declare a model with local steps before job.dataset: it changes the batches")
         self._data.expect_pushes(chosen_mode)
         return self._model.declare(

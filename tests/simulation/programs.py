@@ -317,7 +317,7 @@ class Programs:
                 dict.fromkeys(PARAMETERS, zeros),
                 optimizer=optimizers[scenario.optimizer],
                 mode=modes[scenario.mode],
-                local_steps=scenario.local_steps,
+                local_steps=scenario.local_steps if scenario.local_steps > 1 else None,
             )
             own = None
             for batch in (data := data or self._data(job)):

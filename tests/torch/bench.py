@@ -35,13 +35,13 @@ class BenchJob:
         mode: Mode | None = None,
         wire: str = "",
         error_feedback: bool = False,
-        local_steps: int = 1,
+        local_steps: int | None = None,
     ) -> Parameters:
         tree = tree_of(initial)
         named = initial if tree is None else tree.leaves
         cluster = self._bench.declare(named, optimizer, Sync() if mode is None else mode, wire)
         self.trainer = cluster.trainer(self._member, error_feedback=error_feedback, tree=tree)
-        if local_steps > 1:
+        if local_steps:
             self.trainer.parameters.slices = Slices(local_steps)
         return self.trainer.parameters
 

@@ -79,7 +79,7 @@ class JobModel:
         wire: str = "",
         error_feedback: bool = False,
         dtypes: Mapping[str, str | type[np.generic]] | None = None,
-        local_steps: int = 1,
+        local_steps: int | None = None,
     ) -> Parameters:
         """Declare the model and wait until it has values. Raises the same errors as ``Job.parameters``."""
         if self._parameters is not None:
@@ -90,7 +90,7 @@ class JobModel:
         tree = tree_of(initial)
         check_kind(wire)
         chosen_mode = mode or Sync()
-        if local_steps > 1 and (self._tables or getattr(chosen_mode, "push_every", 1) > 1):
+        if local_steps and (self._tables or getattr(chosen_mode, "push_every", 1) > 1):
             what = "tables, whose rows have no local copy" if self._tables else "push_every: raise local_steps instead"
             raise UsageError(f"a model with local steps has no {what}")
         chosen_optimizer = SGD(lr=0.01) if optimizer is None else Optimizer.chosen(optimizer)
@@ -113,7 +113,7 @@ class JobModel:
         declared, plan = self._declare(declaration, specs)
         self._process.wait_for_pservers(declared.pservers)
         self._elect(plan, values)
-        self.slices = Slices(local_steps) if local_steps > 1 else None
+        self.slices = Slices(local_steps) if local_steps else None
         self._numbers = {table.name: number for number, table in enumerate(plan.tables)}
         self._parameters = self._connected(plan, declared, tree, error_feedback=error_feedback)
         return self._parameters
