@@ -1,14 +1,15 @@
 """Local steps against an exchange after each batch: loss for equal records, steps a second, and bytes a token.
 
-Two trainers train a small GPT on the bytes of Python's standard library, by an inner AdamW and the outer Nesterov
-momentum of DiLoCo (arXiv 2311.08105). The first row is ``fe.torch.Optimizer`` with AdamW on the servers, which does the
-same as DDP.
+Two trainers train a small GPT on the bytes of Python's standard library, by an inner AdamW and two outer optimizers:
+the Nesterov momentum of DiLoCo (arXiv 2311.08105), and the mean of the trainers' values. The first row is
+``fe.torch.Optimizer`` with AdamW on the servers, which does the same as DDP.
 
     python -m benchmarks.local_steps [RECORDS] [LOCAL_STEPS...]
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import subprocess
@@ -31,13 +32,17 @@ from flightedl_tools.bench.sides import print_table
 #: Tokens of a record, which are bytes of text; the last one is only predicted.
 _CONTEXT = 64
 _BATCH_SIZE, _WIDTH, _LAYERS, _HELD_OUT = 16, 128, 4, 512
+_OUTER = {
+    "mean": fe.SGD(lr=1.0),
+    "Nesterov momentum": fe.Momentum(lr=0.7, momentum=0.9, nesterov=True),
+}
 
 
-def run(directory: Path, every: int) -> dict[str, float]:
+def run(directory: Path, every: int, outer: str) -> dict[str, float]:
     """Run a job. ``every`` is 0 for ``fe.torch.Optimizer``. Return the figures of its first trainer."""
     output = Path(tempfile.mkdtemp(dir=directory))
     given = ["run", "--output", f"{output}-run", "benchmarks.local_steps", "--trainers", "2", "--pservers", "1", "--"]
-    command = [sys.executable, "-m", "flightedl", *given, "train", str(directory), str(output), str(every)]
+    command = [sys.executable, "-m", "flightedl", *given, "train", str(directory), str(output), str(every), outer]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=child_environment())
     if done.returncode:
         raise JobFailedError(
@@ -76,7 +81,7 @@ def predicted(net: Any, tokens: Any) -> Any:
     return net["head"](net["norm"](net["layers"](values, mask=mask, is_causal=True)))
 
 
-def train(directory: str, output: str, every: str) -> None:
+def train(directory: str, output: str, every: str, outer: str) -> None:
     """Train, and write the loss on held-out text, steps a second, and the share of time that local steps add."""
     import torch
     from torch.nn import functional
@@ -91,11 +96,11 @@ def train(directory: str, output: str, every: str) -> None:
         optimizer: Any
         if local:
             optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, weight_decay=0.01)
-            rule = fe.Momentum(lr=0.7, momentum=0.9, nesterov=True)
-            exchange = fe.torch.DiLoCo(net, job, optimizer, every=local, outer=rule)
+            exchange = fe.torch.DiLoCo(net, job, optimizer, every=local, outer=_OUTER[outer])
         else:
             optimizer = fe.torch.Optimizer(net, job, fe.AdamW(lr=1e-3, weight_decay=0.01))
-        data = job.dataset(f"{directory}/text.parquet", batch_size=_BATCH_SIZE, shuffle=True, short_pushes=True)
+        per_task = pq.ParquetFile(f"{directory}/text.parquet").metadata.row_group(0).num_rows
+        data = job.dataset(f"{directory}/text.parquet", batch_size=_BATCH_SIZE, records_per_task=per_task)
         steps, began, extra_s = 0, 0.0, 0.0
         for tokens in fe.torch.batches(data, "tokens"):
             began = began or time.perf_counter()
@@ -133,14 +138,14 @@ def main(records: str = "48000", *every: str) -> None:
     with tempfile.TemporaryDirectory(prefix="flightedl-bench-") as name:
         write_text(Path(name), int(records))
         first = math.nan
-        for count in (0, *map(int, every or ("1", "10", "50", "375"))):
-            found = run(Path(name), count)
+        for count, outer in [(0, ""), *itertools.product(map(int, every or ("10", "50", "375")), _OUTER)]:
+            found = run(Path(name), count, outer)
             first = found["loss"] if math.isnan(first) else first
             # A gradient or difference is sent, and new values are received.
             exchanged = 2 * 4 * weights / (max(count, 1) * _BATCH_SIZE * _CONTEXT)
             rows.append(
                 (
-                    f"{count} local steps" if count else "fe.torch.Optimizer",
+                    f"{count} local steps, {outer}" if count else "fe.torch.Optimizer",
                     f"{found['loss']:.3f} ({found['loss'] / first - 1:+.1%})",
                     f"{found['steps_per_s']:.1f}",
                     f"{exchanged:,.0f}" if exchanged >= 100 else f"{exchanged:.1f}",
