@@ -184,11 +184,12 @@ class TextFormat:
         try:
             self._require_held(text, names, request)
         except pa.ArrowInvalid as error:
-            end = self.records_end(text[: len(text) // 2], options.text)
-            if not end:
+            ends = self.record_ends(text, options.text)
+            if len(ends) < 2:
                 raise DataError(
                     f"{place[0]}, record {place[1] + 1}: a value does not fit the type given by types=: {reason(error)}"
                 ) from None
+            end = int(ends[len(ends) // 2 - 1])
             half, _ = self.guess(text[:end], names, options)
             self.require_declared(text[:end], names, half, options, place)
             self.require_declared(text[end:], names, count - half, options, (place[0], place[1] + half))

@@ -185,6 +185,8 @@ def test_declared_types_replace_inferred_ones() -> None:
     assert jsonl(["1", "2.5"], types=(("x", "float"),)) == ("float", [1.0, 2.5])
     with pytest.raises(DataError, match=r"a\.csv, record 3: a value does not fit the type given by types=.*'q'"):
         csv(["1", "2", "q", "4"], types=(("x", "int32"),))
+    with pytest.raises(DataError, match=r"a\.csv, record 2: a value does not fit the type given by types=.*'q'"):
+        csv(["123456789", "q"], types=(("x", "int32"),))
     assert csv(["1", "inf"], types=(("x", "float"),)) == ("float", [1.0, math.inf])
     with pytest.raises(DataError, match=r"a\.csv, record 2: .*: 1e300 is too large for float"):
         csv(["1", "1e300"], types=(("x", "float"),))
