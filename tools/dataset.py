@@ -139,7 +139,7 @@ def inspect(*, as_json: bool, records: int, global_batch: int, ranks: int, **sou
     "--to-format",
     required=True,
     metavar="NAME",
-    help="parquet, arrow, arrow-stream, recordio, csv, tsv, jsonl, lines, tar",
+    help="parquet, arrow, arrow-stream, recordio, csv, tsv, jsonl, lines, tar, tfrecord",
 )
 @click.option("--shards", type=click.IntRange(min=1), default=1, show_default=True, help="Number of new files.")
 @click.option("--json-records", is_flag=True, help="Read RecordIO of JSON objects, one column per member.")

@@ -12,7 +12,8 @@ Training data:
 * ``convert``, ``readback``: conversion of a dataset to another format; comparison of the result with the source
 * ``registry``: all formats, and the choice of a file's format
 * ``parquet``, ``arrow_ipc`` (with ``arrow_messages``), ``recordio`` (with ``json_records``), ``csv_text``,
-  ``json_lines``, ``lines``, ``tar_archive``: one format per module; text formats share ``text`` and ``cutting``
+  ``json_lines``, ``lines``, ``tar_archive``, ``tfrecord``: one format per module; text formats and TFRecord share
+  ``text`` and ``cutting``
 * ``decode``: functions that convert records to columns
 * ``indices``: ranges of indices that replace files
 * ``records``: requested columns and conditions

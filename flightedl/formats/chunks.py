@@ -267,7 +267,9 @@ class IndexOptions:
 
 
 def named_type(name: str) -> pa.DataType:
-    """Return the type that pyarrow calls so, such as "string", "float32" or "timestamp[us]"."""
+    """Return the type that pyarrow calls so, such as "string", "float32", "timestamp[us]" or "list<int64>"."""
+    if (inner := re.fullmatch(r"list<(?:item: )?(.+)>", name)) is not None:
+        return pa.list_(named_type(inner[1]))
     parts = re.fullmatch(r"(timestamp)\[(\w+), tz=([^]]+)\]|(decimal128|decimal256)\((\d+), ?(\d+)\)", name)
     try:
         if parts is None:

@@ -10,6 +10,7 @@ files. A column without a common form is text, which represents every value as i
 * Ordinary decimals and ``inf`` are double. A column is not double if a value overflows or vanishes, is a whole number
   beyond 2**53, has a leading ``+``, is padded with zeros, or is written like ``1E5``: it is probably an identifier.
 * Booleans, dates and times are inferred if all values have one spelling.
+* Features of TFRecord have types. A form of one that always has one value is the list of such values, too.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import pyarrow as pa
 from flightedl.formats.chunks import named_type
 
 FORMS = b"forms"
+_LIST = "list<"
 _SEPARATOR = "|"
 INT64, UINT64, DOUBLE = "int64", "uint64", "double"
 #: Doubles represent every whole number up to this one exactly.
@@ -42,6 +44,10 @@ _NUMBER = re.compile(
     r"(0|-?1+)|-?(?:(?:0|1+)(?:\.1*(?:e[+-]?1+)?|e[+-]1+|)|\.1+(?:e[+-]?1+)?|inf(?:inity)?)", re.IGNORECASE
 )
 _TIME = re.compile(r"([01]\d|2[0-3])(:[0-5]\d){1,2}")
+
+
+class MixedTypesError(ValueError):
+    """A feature of TFRecord has values of two types, which do not become text as in text files."""
 
 
 def guessed(name: str, forms: Iterable[str]) -> pa.Field:
@@ -71,12 +77,18 @@ def _type_of(form: str) -> pa.DataType:
 
 
 def joined_guesses(first: pa.Field, other: pa.Field) -> pa.Field:
-    """Return the guess for the values of both columns."""
+    """Return the guess for the values of both columns. Raises MixedTypesError if TFRecord files have no common form."""
     one, two = first.type, other.type
     if pa.types.is_null(two) or (one == two and first.metadata == other.metadata and not pa.types.is_nested(one)):
         return first
     if pa.types.is_null(one):
         return other
+    ours, theirs = forms(first), forms(other)
+    common = [form for form in ours if form in theirs]
+    if not common and any(form.startswith(_LIST) for form in (*ours, *theirs)):
+        raise MixedTypesError(f"feature {first.name!r} is {two}, but {one} in earlier records")
+    if common:
+        return guessed(first.name, common)
     if pa.types.is_struct(one) and pa.types.is_struct(two):
         inner = joined_schemas(pa.schema(list(one)), pa.schema(list(two)))
         kind: pa.DataType = pa.struct(list(inner))
@@ -89,8 +101,7 @@ def joined_guesses(first: pa.Field, other: pa.Field) -> pa.Field:
         kind = pa.list_(item)
         parts = [(one.value_field, two.value_field, item)]
     else:
-        theirs = set(forms(other))
-        return guessed(first.name, [form for form in forms(first) if form in theirs])
+        return guessed(first.name, ())
     # A column whose inner values differ in type is text as a whole, as it is when they differ within a chunk.
     is_mixed = any(_is_mixed(*part) for part in parts)
     return pa.field(first.name, pa.string() if is_mixed else kind, metadata={FORMS: b""})

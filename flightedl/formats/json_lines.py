@@ -85,7 +85,7 @@ class JsonLines(TextFormat):
                 column = _with_whole_numbers(rows, name, column)
             if column is not None:
                 # As text, because pyarrow would drop zones from timestamps.
-                kind = _replaced(column.type, pa.types.is_timestamp, pa.string())
+                kind = replaced(column.type, pa.types.is_timestamp, pa.string())
                 if kind != column.type or pa.types.is_nested(kind):  # Inferred from [null, [1]], values are wrong.
                     column = _parsed(text, pa.schema([(name, kind)]), only=True).column(0)
             fields.append(
@@ -192,17 +192,18 @@ def _with_whole_numbers(rows: Sequence[dict[str, msgspec.Raw]], name: str, colum
     whole = _WHOLE.findall(raw)
     kind = column.type
     if b"-0" in whole:
-        kind = _replaced(kind, pa.types.is_integer, pa.float64())
+        kind = replaced(kind, pa.types.is_integer, pa.float64())
     if any(abs(int(number)) > EXACT for number in whole):
-        kind = _replaced(kind, pa.types.is_floating, pa.uint64())
+        kind = replaced(kind, pa.types.is_floating, pa.uint64())
     return column if kind == column.type else _column(rows, name, kind)
 
 
-def _replaced(kind: pa.DataType, is_replaced: Any, by: pa.DataType) -> pa.DataType:
+def replaced(kind: pa.DataType, is_replaced: Any, by: pa.DataType) -> pa.DataType:
+    """Return a type in which some types are replaced, also within lists and objects."""
     if pa.types.is_struct(kind):
-        return pa.struct([(field.name, _replaced(field.type, is_replaced, by)) for field in kind])
+        return pa.struct([(field.name, replaced(field.type, is_replaced, by)) for field in kind])
     if pa.types.is_list(kind):
-        return pa.list_(_replaced(kind.value_type, is_replaced, by))
+        return pa.list_(replaced(kind.value_type, is_replaced, by))
     return by if is_replaced(kind) else kind
 
 

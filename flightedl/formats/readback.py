@@ -1,7 +1,8 @@
 """Read back what a conversion has written, and compare it with the source.
 
 A column is *changed* if a dataset of the new files would have other values in it, or values of another kind: bytes that
-become text, or text that becomes numbers. Other physical types of the same values are no change.
+become text, or text that becomes numbers. Other physical types of the same values are no change, nor are bytes instead
+of text in TFRecord, which has no text.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from flightedl.errors import LossyError
 from flightedl.formats.chunk_index import ChunkIndex
 from flightedl.formats.chunks import IndexOptions
 from flightedl.formats.dataset_spec import DatasetSpec
-from flightedl.formats.inference import candidates, is_guess, joined_schemas
-from flightedl.formats.json_lines import json_columns
+from flightedl.formats.inference import candidates, forms, is_guess, joined_schemas
+from flightedl.formats.json_lines import json_columns, replaced
 from flightedl.formats.reader import ChunkReader
 from flightedl.formats.records import plain_column
 from flightedl.formats.registry import named_format
@@ -77,7 +78,10 @@ class Readback:
         """Return the changed columns, after the last shard. Raises the same error as ``checked``."""
         source = pa.schema([]) if self._source is None else self._source
         for field in plain_schema(self._guess):
-            if field.name in source.names and not _is_same_kind(source.field(field.name).type, field.type):
+            kinds = field.type, replaced(field.type, pa.types.is_binary, pa.string())
+            if field.name in source.names and not any(
+                _is_same_kind(source.field(field.name).type, kind) for kind in kinds
+            ):
                 self._changed[field.name] = None
         self._require_unchanged()
         return tuple(self._changed)
@@ -123,7 +127,9 @@ class Readback:
 
 def _read_as(field: pa.Field, source: pa.Schema) -> pa.DataType:
     """Return the type with which to read a written column: one that the source's type goes with, if there is one."""
-    kinds: Sequence[pa.DataType] = candidates(field) if is_guess(field) and not pa.types.is_nested(field.type) else ()
+    kinds: Sequence[pa.DataType] = ()
+    if is_guess(field) and (forms(field) or not pa.types.is_nested(field.type)):
+        kinds = candidates(field)
     wanted = source.field(field.name).type if field.name in source.names else None
     plain = common_type([field.type]) or field.type
     return next((kind for kind in kinds if wanted is not None and _is_same_kind(wanted, kind)), plain)

@@ -79,8 +79,9 @@ class Dialect:
         return header if magic == MAGIC and header.compressor in self.compressors else None
 
 
-def _crc32c(data: bytes) -> int:
-    # Imported lazily: only files of one historical dialect need it.
+def crc32c(data: bytes) -> int:
+    """Return the checksum CRC-32C."""
+    # Imported lazily: only TFRecord and one historical dialect of RecordIO need it.
     import google_crc32c
 
     return int(google_crc32c.value(data))
@@ -89,7 +90,7 @@ def _crc32c(data: bytes) -> int:
 _CODES = {0: "none", 1: "snappy", 2: "gzip"}
 EDL = Dialect("edl", False, _CODES, zlib.crc32)
 FLUID = Dialect("fluid", True, _CODES, zlib.crc32)
-PYRECORDIO = Dialect("pyrecordio", True, {1: "none", 2: "raw snappy", 3: "gzip"}, _crc32c)
+PYRECORDIO = Dialect("pyrecordio", True, {1: "none", 2: "raw snappy", 3: "gzip"}, crc32c)
 DIALECTS = (EDL, FLUID, PYRECORDIO)
 
 

@@ -107,7 +107,7 @@ def conformed(table: pa.Table, request: ReadRequest, chunk: Chunk) -> pa.Table:
         kind = large_type(field.type) if column.nbytes > LARGE_BYTES else field.type
         if column.type != kind:
             try:
-                column = _cast(column, kind)  # noqa: PLW2901
+                column = cast_exactly(column, kind)  # noqa: PLW2901
             except pa.ArrowNotImplementedError:
                 raise DataError(
                     f"{chunk.url}: column {field.name!r} is {found.type}, which cannot be read as {kind}"
@@ -164,7 +164,8 @@ def _plain(values: Any) -> Any:
     return values
 
 
-def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+def cast_exactly(column: Any, kind: pa.DataType) -> Any:
+    """Convert a column or an array. Raises ArrowInvalid if a value does not fit, even if Arrow makes it infinite."""
     found = column.cast(kind)
     if pa.types.is_floating(kind) and pa.types.is_floating(column.type) and kind.bit_width < column.type.bit_width:
         import pyarrow.compute as pc
@@ -180,7 +181,7 @@ def first_misfit(column: pa.ChunkedArray, kind: pa.DataType) -> int:
     while end - first > 1:
         middle = (first + end) // 2
         try:
-            _cast(column.slice(first, middle - first), kind)
+            cast_exactly(column.slice(first, middle - first), kind)
             first = middle
         except pa.ArrowInvalid:
             end = middle

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import ClassVar, Protocol
 
@@ -22,6 +23,7 @@ from flightedl.formats.records import ReadRequest, Records
 from flightedl.formats.sources import compression_of, without_compression
 from flightedl.formats.tar_archive import TarArchive
 from flightedl.formats.text import TextFormat
+from flightedl.formats.tfrecord import TFRecord
 from flightedl.ports import Files, FileStat
 
 
@@ -72,6 +74,7 @@ FORMATS: dict[str, Format] = {
         TabSeparated(),
         JsonLines(),
         TarArchive(),
+        TFRecord(),
         Lines(),
         Svmlight(),
         Slots(),
@@ -84,13 +87,15 @@ _OTHERS: dict[str, Format] = {found.name: found for found in (Indices(), JsonRec
 
 
 def format_for(url: str, name: str | None = None) -> Format:
-    """Return the format named ``name`` or, if it is empty, the one that the URL implies without ``.gz`` or ``.zst``.
+    """Return the format named ``name`` or, if it is empty, the one that the URL implies.
+
+    The URL may end with ``.gz`` or ``.zst``, or with the number of a shard, such as ``.tfrecord-00000-of-00002``.
 
     Raises:
         UsageError: the format does not exist.
         DataError: the URL does not imply a format.
     """
-    plain = without_compression(path_of(url)).lower()
+    plain = re.sub(r"-\d{5,}-of-\d{5,}$", "", without_compression(path_of(url)).lower())
     implied = next((found for found in FORMATS.values() if plain.endswith(found.suffixes)), None)
     if name == JsonRecords.name and implied is not None and implied.name != RecordIO.name:
         raise DataError(f"decode= applies to RecordIO only, but {url} is {implied.name}, which has columns of its own")

@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from flightedl.errors import DataError
-from flightedl.formats.inference import candidates, is_guess, joined_guesses
+from flightedl.formats.inference import MixedTypesError, candidates, is_guess, joined_guesses
 
 #: Floating-point types by the number of bits of the integers that they represent exactly.
 _FLOATS = ((11, pa.float16()), (24, pa.float32()), (53, pa.float64()))
@@ -37,9 +37,11 @@ def type_mismatch(schema: pa.Schema, other: pa.Schema) -> str:
 def common_field(fields: Sequence[pa.Field]) -> pa.DataType | None:
     """Return the type that represents a column's values in all files, or None if there is none."""
     guess = pa.field("", pa.null())
-    for field in fields:
-        if is_guess(field):
+    try:
+        for field in filter(is_guess, fields):
             guess = joined_guesses(guess, field)
+    except MixedTypesError:
+        return None
     stored = [field.type for field in fields if not is_guess(field)]
     kind = common_type(stored)
     if kind is None or not is_guess(guess):

@@ -1,4 +1,4 @@
-"""Common parts of the text formats CSV and JSON lines.
+"""Common parts of the text formats CSV and JSON lines, and of TFRecord, whose records are binary.
 
 A chunk is a range of bytes that ends with a record. Its size is about ``text_chunk_bytes``, or less if the file would
 otherwise have only a few chunks, so a single file can keep many trainers busy. A compressed file (``.gz``, ``.zst``)
@@ -28,7 +28,7 @@ from flightedl.formats.cutting import Readable, pieces
 from flightedl.formats.inference import joined_schemas
 from flightedl.formats.records import ReadRequest, Records, require_columns, select
 from flightedl.formats.schemas import require_unique_columns
-from flightedl.formats.sources import WatchedFile, compression_of, opened, parsing, reason
+from flightedl.formats.sources import WatchedFile, compression_of, opened, parsing, reason, until_damage
 from flightedl.ports import Files, FileStat
 
 #: Minimum number of chunks per file, unless chunks would become smaller than ``_WORTH_A_TASK_BYTES``.
@@ -53,9 +53,20 @@ class TextFormat:
     #: True if a column may be missing from some records.
     may_lack_columns: ClassVar[bool]
     is_utf8: ClassVar[bool] = True
+    #: Possible ends of a record. The first is appended to a last record without one when it is copied.
+    line_ends: ClassVar[tuple[bytes, ...]] = (b"\n", b"\r")
+
+    def compression(self, source: WatchedFile, url: str) -> str | None:
+        """Return the compression of an entire file. The source is at its beginning, and remains there."""
+        del source
+        return compression_of(path_of(url))
 
     def records_end(self, text: bytes, options: TextOptions) -> int:
-        """Return the length of the complete records in ``text``, which begins with a record; 0 if none is complete."""
+        """Return the length of the complete records in ``text``, which begins with a record; 0 if none is complete.
+
+        Raises:
+            ValueError: the first record is damaged such that nobody can find its end.
+        """
         raise NotImplementedError
 
     def head(self, source: Readable, url: str, options: TextOptions) -> tuple[tuple[str, ...] | None, bytes, bytes]:
@@ -68,6 +79,7 @@ class TextFormat:
 
         Raises:
             pa.ArrowInvalid: the text cannot be parsed.
+            MixedTypesError: values of one column have no common type.
         """
         raise NotImplementedError
 
@@ -83,32 +95,44 @@ class TextFormat:
         raise NotImplementedError
 
     def index(self, files: Files, stat: FileStat, options: IndexOptions) -> FileIndex:
-        compression = compression_of(path_of(stat.url))
         records: list[int] = []
         offsets: list[int] = []
         sizes: list[int] = []
         hashes: list[int] = []
         skipped: list[str] = []
         schema: pa.Schema | None = None
-        with opened(files, stat.url) as source, _plain(source, compression) as plain:
+        with (
+            opened(files, stat.url) as source,
+            _plain(source, compression := self.compression(source, stat.url)) as plain,
+        ):
             names, head, ahead = self.head(plain, stat.url, options.text)
             offset = len(head)
             require_unique_columns(names or (), stat.url)
             digest = _digest(names, options.text)
             size_bytes = chunk_bytes(stat.size_bytes, options) if compression is None else options.text_chunk_bytes
-            for text in pieces(_Ahead(ahead, plain), size_bytes, lambda text: self.records_end(text, options.text)):
+
+            def records_end(text: bytes) -> int:
+                with parsing(source, f"from byte {offset} on"):
+                    return self.records_end(text, options.text)
+
+            def texts() -> Iterator[bytes]:
+                with until_damage(options if compression is None else IndexOptions()) as ended:
+                    yield from pieces(_Ahead(ahead, plain), size_bytes, records_end)
+                skipped.extend(ended)
+
+            for text in texts():
                 try:
                     with parsing(source, f"bytes {offset} to {offset + len(text)}"):
-                        if self.is_utf8:
-                            require_utf8(text)
+                        self._require_utf8(text)
                         count, found = self.guess(text, names, options)
                         self.require_declared(text, names, count, options, (stat.url, sum(records)))
+                        joined = found if schema is None else joined_schemas(schema, found)
                 except CorruptChunkError as error:
                     if not options.skip_corrupt or compression is not None:
                         raise
                     skipped.append(str(error))
                 else:
-                    schema = found if schema is None else joined_schemas(schema, found)
+                    schema = joined
                     records.append(count)
                     offsets.append(offset)
                     sizes.append(len(text))
@@ -150,15 +174,16 @@ class TextFormat:
             if len(ends) != chunk.records + 1:
                 raise DataError(f"{chunk} has several records on a line, which cannot be copied: convert the dataset")
             found = bytes(text)[ends[records.start] : ends[records.stop]]
-            return names, header, found if found.endswith((b"\n", b"\r")) or not found else found + b"\n"
+            is_ended = not found or found.endswith(self.line_ends)
+            return names, header, found if is_ended else found + self.line_ends[0]
 
     @contextmanager
     def _loaded(
         self, files: Files, chunk: Chunk, options: TextOptions
     ) -> Iterator[tuple[tuple[str, ...] | None, bytes, Any]]:
-        compression = compression_of(path_of(chunk.url))
         place = f"bytes {chunk.offset} to {chunk.offset + chunk.size_bytes}"
         with opened(files, chunk.url) as source, parsing(source, place):
+            compression = self.compression(source, chunk.url)
             with _plain(source, compression) as plain:
                 names, head, ahead = self.head(plain, chunk.url, options)
                 if compression is not None:
@@ -169,9 +194,12 @@ class TextFormat:
                     source.seek(chunk.offset)
                     text = source.buffer(chunk.size_bytes)
             chunk.require_hash(_digest(names, options, text).intdigest())
-            if self.is_utf8:
-                require_utf8(text)
+            self._require_utf8(text)
             yield names, head, text
+
+    def _require_utf8(self, text: Any) -> None:
+        if self.is_utf8:
+            require_utf8(text)
 
     def require_declared(
         self, text: bytes, names: tuple[str, ...] | None, count: int, options: IndexOptions, place: tuple[str, int]

@@ -14,6 +14,7 @@
 * ``row_updates``, ``row_rules``: updates of rows
 * ``row_cuts``: saving rows to checkpoints, and restoring them
 * ``distinct``: deduplication of the ids in a trainer's batch
+* ``examples``: parsing of ``tf.train.Example``
 * ``intrinsics``: processor instructions that numba lacks
 * ``compiled_rows``: machine code of the loops over rows
 

@@ -1,4 +1,4 @@
-"""List of all kernels that a pserver may use, so that they can be compiled to numba's cache in advance."""
+"""List of all kernels, so that they can be compiled to numba's cache in advance."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from flightedl.domain.model.optimizers import (
 from flightedl.domain.tables.optimizers import RowAdagrad, RowAdam
 from flightedl.kernels.compiled import block_kernels, half_kernels, kernel_for
 from flightedl.kernels.compiled_rows import all_row_kernels, distinct_kernels, row_kernel, row_update
+from flightedl.kernels.examples import examples_kernel
 
 _FOR_BOTH: tuple[Optimizer, ...] = (
     SGD(lr=1.0),
@@ -51,6 +52,7 @@ def all_kernels() -> list[Callable[[], object]]:
         *(partial(kernel_for, rule, dtype) for rule in _FOR_BLOCKS for dtype in ("float32", "float64")),
         *(partial(row_kernel, loop) for loop in all_row_kernels()),
         distinct_kernels,
+        examples_kernel,
         *(partial(block_kernels, dtype) for dtype in ("float32", "float64")),
         *(partial(half_kernels, kind) for kind in ("bfloat16", "float16")),
     ]

@@ -8,6 +8,8 @@ import numpy as np
 MAGNITUDE = np.uint32(0x7FFFFFFF)
 #: Bits of the smallest float32 magnitude that is infinite or NaN.
 INFINITY = np.uint32(0x7F800000)
+#: Kinds of lists in a ``tf.train.Feature``: the numbers of its fields.
+BYTES, FLOATS, INTEGERS = 1, 2, 3
 
 
 def index_size(count: int) -> int:

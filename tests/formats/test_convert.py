@@ -30,9 +30,11 @@ def run(world: Any, target: Target, source: str = "*.parquet", **options: Any) -
     return convert(world.files, build_index(world.files, spec), spec, world.storage, target, **options)
 
 
-def contents(storage: MemoryStorage, names: tuple[str, ...], **options: Any) -> list[dict[str, Any]]:
+def contents(
+    storage: MemoryStorage, names: tuple[str, ...], types: tuple[tuple[str, str], ...] = (), **options: Any
+) -> list[dict[str, Any]]:
     files = MemoryFiles({name: storage.files[name] for name in names})
-    spec = DatasetSpec(names, batch_size=1000)
+    spec = DatasetSpec(names, batch_size=1000, types=types)
     index = build_index(files, spec)
     layout = TaskLayout(index, 1000, records_per_task=10**9)
     batches = list(read_task(files, layout.chunks_of(0), spec, None, 0, 0, schema=index.schema, **options))
@@ -49,11 +51,18 @@ def test_every_format_converts_to_every_other(world: Any, source: str, target: s
     world.write("a.parquet", TABLE, "parquet", 30)
     first = run(world, Target("one", source, 1, 17))
     middle = MemoryFiles({name: world.storage.files[name] for name in first.names})
-    spec = DatasetSpec(first.names, "recordio-json" if source == "recordio" and target != "recordio" else "")
+    form = "recordio-json" if source == "recordio" and target != "recordio" else ""
+    text = (("t", "string"),)  # TFRecord has bytes only.
+    spec = DatasetSpec(first.names, form, types=text if source == "tfrecord" else ())
     index = build_index(middle, spec)
     second = convert(middle, index, spec, world.storage, Target("two", target, 3, 17))
     assert [name.partition(".")[0] for name in second.names] == [f"two-0000{shard}-of-00003" for shard in range(3)]
-    back = contents(world.storage, second.names, decode=json.loads if target == "recordio" else None)
+    back = contents(
+        world.storage,
+        second.names,
+        text if target == "tfrecord" else (),
+        decode=json.loads if target == "recordio" else None,
+    )
     assert back == TABLE.to_pylist()
 
 

@@ -137,7 +137,7 @@ def test_columns_and_conditions_are_applied(format_name: str) -> None:
         assert found.to_pylist() == kept.select(["text", "number"]).to_pylist()
 
 
-@pytest.mark.parametrize("format_name", TABULAR)
+@pytest.mark.parametrize("format_name", [*TABULAR, "tfrecord"])
 def test_a_filter_never_moves_a_record_to_another_batch(format_name: str) -> None:
     url = "a" + named_format(format_name).suffixes[0]
     files = MemoryFiles({url: content_of(format_name, table_of(60), 10)})
@@ -150,7 +150,7 @@ def test_a_filter_never_moves_a_record_to_another_batch(format_name: str) -> Non
         assert [batch.column("number").to_pylist() for batch in some] == expected
 
 
-@pytest.mark.parametrize("format_name", [*TABULAR, "recordio"])
+@pytest.mark.parametrize("format_name", [*TABULAR, "recordio", "tfrecord"])
 def test_a_part_of_a_task_is_always_the_same_part(format_name: str) -> None:
     url = "a" + named_format(format_name).suffixes[0]
     table = table_of(50) if format_name != "recordio" else pa.table({"record": [b"%d" % n for n in range(50)]})
@@ -168,7 +168,7 @@ def test_a_part_of_a_task_is_always_the_same_part(format_name: str) -> None:
         list(read_task(files, chunks, spec, None, 0, 0, 3, 10, schema=index.schema))
 
 
-@pytest.mark.parametrize("format_name", [*TABULAR, "recordio"])
+@pytest.mark.parametrize("format_name", [*TABULAR, "recordio", "tfrecord"])
 def test_a_changed_file_is_rejected(format_name: str) -> None:
     url = "a" + named_format(format_name).suffixes[0]
     tables = [table_of(50), table_of(49)]
@@ -199,7 +199,7 @@ def test_every_truncation_raises_a_data_error_that_names_the_file(format_name: s
             assert sum(batch.num_rows for batch in batches) in (10, 20, 30)
 
 
-@pytest.mark.parametrize("format_name", ["parquet", "arrow", "arrow-stream", "csv", "jsonl"])
+@pytest.mark.parametrize("format_name", ["parquet", "arrow", "arrow-stream", "csv", "jsonl", "tfrecord"])
 @given(place=st.floats(0, 0.999), flip=st.integers(1, 255))
 @settings(max_examples=40, deadline=None)
 def test_damage_raises_only_data_errors(format_name: str, place: float, flip: int) -> None:
@@ -229,7 +229,7 @@ class BrokenStore(MemoryFiles):
         return Failing(self.contents[url])
 
 
-@pytest.mark.parametrize("format_name", [*TABULAR, "recordio"])
+@pytest.mark.parametrize("format_name", [*TABULAR, "recordio", "tfrecord"])
 def test_a_failing_store_is_not_reported_as_corruption(format_name: str) -> None:
     url = "a" + named_format(format_name).suffixes[0]
     table = table_of(50) if format_name != "recordio" else pa.table({"record": [b"%d" % n for n in range(50)]})
@@ -250,7 +250,7 @@ def test_the_format_follows_from_the_name_or_an_option() -> None:
         format_for("a.parquet.gz")
 
 
-@pytest.mark.parametrize("format_name", [*TABULAR, "recordio"])
+@pytest.mark.parametrize("format_name", [*TABULAR, "recordio", "tfrecord"])
 def test_a_read_that_fails_once_neither_loses_nor_repeats_a_record(
     format_name: str, caplog: pytest.LogCaptureFixture
 ) -> None:

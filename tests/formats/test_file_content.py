@@ -23,7 +23,7 @@ from flightedl.formats.registry import named_format
 from flightedl.formats.stored_index import decode_index, encode_index
 from tests.support.memory import MemoryFiles
 
-SHOWN = ["csv", "jsonl", "recordio"]
+SHOWN = ["csv", "jsonl", "recordio", "tfrecord"]
 NOT_SHOWN = ["parquet", "arrow", "tar"]
 
 

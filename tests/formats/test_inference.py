@@ -183,6 +183,7 @@ def test_declared_types_replace_inferred_ones() -> None:
     assert csv(["2024-01-01T00:00:00Z"], types=(("x", "timestamp[us, tz=UTC]"),))[0] == "timestamp[us, tz=UTC]"
     assert jsonl(["1", "2.50"], types=(("x", "string"),)) == ("string", ["1", "2.50"])
     assert jsonl(["1", "2.5"], types=(("x", "float"),)) == ("float", [1.0, 2.5])
+    assert jsonl(["[1]", "[]"], types=(("x", "list<double>"),)) == ("list<item: double>", [[1.0], []])
     with pytest.raises(DataError, match=r"a\.csv, record 3: a value does not fit the type given by types=.*'q'"):
         csv(["1", "2", "q", "4"], types=(("x", "int32"),))
     with pytest.raises(DataError, match=r"a\.csv, record 2: a value does not fit the type given by types=.*'q'"):
