@@ -50,7 +50,7 @@ marked: $(VENV)/.dev etcd-server chromium kubectl node-packages ## Run the tests
 test-one: $(VENV)/.dev ## Run selected tests with their servers (t=tests/wire/test_rows.py, k=name)
 	@$(PYTEST) -q $(t) $(if $(k),-k "$(k)")
 
-frameworks: $(VENV)/.dev ## Test recipes for JAX, Lightning, Delta Lake and others with the real packages (500 MB)
+frameworks: $(VENV)/.dev ## Test recipes for JAX, Lightning, Delta Lake and others with the real packages (800 MB)
 	@$(PIP) -e '.[frameworks]'
 	@$(PYTEST) -q -m frameworks tests/frameworks
 
