@@ -29,9 +29,9 @@ from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import ShardPlan, plan_shards
 from flightedl.messages.control import OrderNumber, SnapshotRequest, ViewMember, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, PushHeader
+from flightedl.pserver.cuts.snapshots import Snapshots
 from flightedl.pserver.restoring import load_newest
 from flightedl.pserver.shard import Shard
-from flightedl.pserver.snapshots import Snapshots
 from flightedl.wire.rows import Rows
 
 _JOB = "shard"

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from flightedl.domain.model.initial import Uniform
 from flightedl.domain.tables.optimizers import RowAdagrad
 from flightedl.domain.tables.spec import TableSpec
-from flightedl.pserver.rows.tables import RowCut, RowTables, TableGradients
+from flightedl.rowstore.tables import RowCut, RowTables, TableGradients
 from flightedl_tools.bench.sides import print_table
 from flightedl_tools.bench.tables import EPS, RATE
 from flightedl_tools.bench.workers import resident_bytes

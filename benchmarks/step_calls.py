@@ -24,7 +24,7 @@ import numpy as np
 
 import flightedl
 from flightedl.domain.consistency.modes import Async
-from flightedl.pserver.line_loop import LineLoop
+from flightedl.pserver.steps.line_loop import LineLoop
 from tests.client.loop_bench import Loop
 from tests.client.pserver_bench import Cluster
 

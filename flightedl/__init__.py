@@ -14,14 +14,14 @@ Reading order:
 
 * ``errors``, ``config``, ``ports``: foundations; ``marks``: marks on fault paths, which tests count
 * ``messages``: the types of messages; ``domain``: all decisions, without I/O
-* ``kernels``: arithmetic of optimizers
+* ``kernels``: arithmetic of optimizers; ``rowstore``: rows of embedding tables in memory
 * ``wire``: encoding; ``rpc``: transport
 * ``process``: support for processes; ``recording``: recordings of processes, which can be replayed
 * ``adapters``: access to etcd, files and time; ``formats``: files of training data and checkpoints
 * ``coordination``: the state that processes share through etcd
 * ``master``, ``pserver``, ``client``: the three kinds of processes; ``torch``: the client for PyTorch programs
 * ``launch``: starts complete jobs; ``curves``: learning curves
-* ``examples``: example programs; ``testing``: support for tests
+* ``examples``: example programs
 
 Importing this package loads only this module. Each public name is imported when it is first used.
 """

@@ -1,7 +1,7 @@
 """Handlers of the pserver's Flight verbs: they decode requests, call the service, and encode replies.
 
-``step`` (DoExchange) pushes and pulls on one stream (see ``conversation``). ``push`` (DoPut) and ``pull`` (DoGet) are
-separate calls for any Flight client. ``read`` (DoGet) reads parameters and tables as Arrow columns.
+``step`` (DoExchange) pushes and pulls on one stream (see ``steps``). ``push`` (DoPut) and ``pull`` (DoGet) are separate
+calls for any Flight client. ``read`` (DoGet) reads parameters and tables as Arrow columns.
 """
 
 from __future__ import annotations
@@ -21,25 +21,17 @@ from flightedl.messages.control import (
 )
 from flightedl.messages.feed import ChangesTicket
 from flightedl.messages.moving import CopyTicket, MoveHeader
-from flightedl.messages.parameters import (
-    InitHeader,
-    InitReply,
-    Outcome,
-    PullTicket,
-    PushHeader,
-    PushReply,
-    TableTicket,
-)
+from flightedl.messages.parameters import InitHeader, InitReply, Outcome, PullTicket, PushHeader, PushReply, TableTicket
 from flightedl.messages.reading import ReadTicket
 from flightedl.messages.status import StacksReply
 from flightedl.ports import Clock
 from flightedl.process.stacks import stacks
-from flightedl.pserver.conversation import Conversation, while_wanted
-from flightedl.pserver.line_loop import LineLoop
 from flightedl.pserver.moving.parcels import SCHEMA
 from flightedl.pserver.service import PserverService
-from flightedl.pserver.step_stream import StepStream
-from flightedl.pserver.steps import awaited_values
+from flightedl.pserver.steps.conversation import Conversation, while_wanted
+from flightedl.pserver.steps.line_loop import LineLoop
+from flightedl.pserver.steps.session import awaited_values
+from flightedl.pserver.steps.step_stream import StepStream
 from flightedl.rpc.authentication import Role
 from flightedl.rpc.call import Call
 from flightedl.rpc.routes import ExchangeRoute, Outgoing, PutRoute, Routes

@@ -36,11 +36,11 @@ from flightedl.errors import (
 )
 from flightedl.ports import Absent, Condition, Coordinator, CreatedAt, Delete, Operation
 from flightedl.process import machine
-from flightedl.pserver.consumers import ConsumerPositions
 from flightedl.pserver.flight import PserverFlight
 from flightedl.pserver.meter import MEASURES
 from flightedl.pserver.metrics import figures
 from flightedl.pserver.moving.peers import Peers
+from flightedl.pserver.readers.consumers import ConsumerPositions
 from flightedl.pserver.service import PserverService
 from flightedl.rpc.authentication import Role
 from flightedl.rpc.connector import Connector

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from flightedl.domain.pserver.block_values import Effect, EmptyRound, Update
 from flightedl.messages.parameters import Outcome
 from flightedl.ports import Instruments, Measure
-from flightedl.pserver.stores import Pushed
+from flightedl.pserver.stores.interface import Pushed
 from flightedl.wire.parts import ReceivedBlocks
 
 _TIMES_S = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)

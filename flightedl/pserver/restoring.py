@@ -13,14 +13,7 @@ from flightedl.domain.checkpoint.manifest import Skipped, manifest_name
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import ShardPlan
-from flightedl.domain.pserver.search import (
-    CheckpointSearch,
-    Found,
-    ListFiles,
-    LoadBlocks,
-    NothingFound,
-    ReadManifest,
-)
+from flightedl.domain.pserver.search import CheckpointSearch, Found, ListFiles, LoadBlocks, NothingFound, ReadManifest
 from flightedl.domain.retries import machine_error
 from flightedl.errors import CorruptError, MachineError, NotFoundError, StoreError, UnavailableError, UsageError
 from flightedl.formats.checkpoint_files import load_shard_blocks

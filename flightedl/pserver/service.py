@@ -56,20 +56,20 @@ from flightedl.messages.status import PserverStatusReply
 from flightedl.ports import Clock, Files, Storage
 from flightedl.process import machine, tracing
 from flightedl.process.shared_memory import SharedMemory
-from flightedl.pserver.building import kernels_of
-from flightedl.pserver.consumers import ConsumerPositions
-from flightedl.pserver.feed import PserverFeed
-from flightedl.pserver.kept import RequestedCuts
+from flightedl.pserver.cuts.kept import RequestedCuts
+from flightedl.pserver.cuts.snapshots import Snapshots
 from flightedl.pserver.meter import Meter
 from flightedl.pserver.moving.copies import Copies
 from flightedl.pserver.moving.mover import Mover
 from flightedl.pserver.moving.peers import Peers
 from flightedl.pserver.moving.standby import Followed, Standby
-from flightedl.pserver.reading import Reading
+from flightedl.pserver.readers.consumers import ConsumerPositions
+from flightedl.pserver.readers.feed import PserverFeed
+from flightedl.pserver.readers.reading import Reading
 from flightedl.pserver.restoring import load_newest
 from flightedl.pserver.shard import Shard
-from flightedl.pserver.snapshots import Snapshots
-from flightedl.pserver.stores import distinct
+from flightedl.pserver.stores.building import kernels_of
+from flightedl.pserver.stores.interface import distinct
 from flightedl.pserver.turns import Turns
 from flightedl.recording.recorded import recorded
 from flightedl.recording.writer import Recorder
@@ -631,7 +631,7 @@ class PserverService:
         if not any(table.first_rows for table in shard.rows.tables):
             return
         # Imported lazily: Parquet is slow to import, and few jobs declare initial rows.
-        from flightedl.pserver.rows.first import load_first_rows
+        from flightedl.pserver.stores.first_rows import load_first_rows
 
         with self._loading:
             if self._has_first_rows:

@@ -2,17 +2,17 @@
 
 Rules:
 
-* Each span of the protocol has a lock, and its values are in a store (``dense``, ``rows``). A push holds the lock while
+* Each span of the protocol has a lock, and its values are in a store (see ``stores``). A push holds the lock while
   it allocates memory, lets the protocol decide, and carries out the effects. A failure between the decision and the
-  last effect ends this shard (see ``soundness``).
+  last effect ends this shard (see ``stores.soundness``).
 * Every part of a message is validated before anything changes: its blocks must belong to this shard, its size must
   match, and its numbers must be finite.
-* A new version wakes the waiting clients once per message, not once per block (see ``changes``).
+* A new version wakes the waiting clients once per message, not once per block (see ``stores.changes``).
 * Values are sent directly from the span's memory, which is borrowed under the span's lock. A reader always gets values
   of a single version.
 * A new view takes effect on all blocks at the same time, under all their locks.
 
-``held`` defines the lock order.
+``stores.held`` defines the lock order.
 """
 
 from __future__ import annotations
@@ -54,20 +54,20 @@ from flightedl.formats.shard_files import StoredBlock
 from flightedl.messages.control import ViewReply, ViewRequest
 from flightedl.messages.parameters import Outcome, PushHeader
 from flightedl.process.shared_memory import SharedMemory
-from flightedl.pserver.changes import Changes
-from flightedl.pserver.copying import Copying
-from flightedl.pserver.dense import DenseStore
-from flightedl.pserver.held import Held
-from flightedl.pserver.kept import KeptCut, KeptRows
+from flightedl.pserver.cuts.copying import Copying
+from flightedl.pserver.cuts.kept import KeptCut, KeptRows
 from flightedl.pserver.meter import Meter
-from flightedl.pserver.rows.span import RowSpan
-from flightedl.pserver.rows.store import RowStore
-from flightedl.pserver.rows.tables import RowCut
-from flightedl.pserver.rows.values import NO_ROWS, TableRows
-from flightedl.pserver.soundness import Soundness
-from flightedl.pserver.spans import ArraySpan, BlockArrays
-from flightedl.pserver.stores import Pushed, Wanted, distinct, split_span
+from flightedl.pserver.stores.array_span import ArraySpan, BlockArrays
+from flightedl.pserver.stores.changes import Changes
+from flightedl.pserver.stores.dense import DenseStore
+from flightedl.pserver.stores.held import Held
+from flightedl.pserver.stores.interface import Pushed, Wanted, distinct, split_span
+from flightedl.pserver.stores.row_span import RowSpan
+from flightedl.pserver.stores.rows import RowStore
+from flightedl.pserver.stores.soundness import Soundness
 from flightedl.recording.writer import Recorder
+from flightedl.rowstore.tables import RowCut
+from flightedl.rowstore.values import NO_ROWS, TableRows
 from flightedl.wire.parts import ReceivedBlocks, parts_of
 from flightedl.wire.rows import OutgoingBlocks, Row, Rows
 

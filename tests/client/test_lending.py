@@ -14,7 +14,7 @@ from flightedl.client.model.lending import Lending
 from flightedl.domain.consistency.modes import Async, Mode, Sync
 from flightedl.errors import UsageError
 from flightedl.process.socket_abort import abort_connections
-from flightedl.pserver.stores import distinct
+from flightedl.pserver.stores.interface import distinct
 from flightedl.wire.shared_values import UNCONSUMED_LIMIT_BYTES
 
 from .pserver_bench import Cluster, Trainer

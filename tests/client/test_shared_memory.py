@@ -30,7 +30,8 @@ from flightedl.messages.base import encode
 from flightedl.messages.parameters import BatchIdentity, Outcome
 from flightedl.process import shared_memory
 from flightedl.process.socket_abort import abort_connections
-from flightedl.pserver import flight, step_stream, steps
+from flightedl.pserver import flight
+from flightedl.pserver.steps import session, step_stream
 from flightedl.rpc import ClientExchange, Exchange, ServerIdentity
 from flightedl.wire import shared_values
 from flightedl.wire.parts import STEP_END, ReceivedBlocks
@@ -246,14 +247,14 @@ def test_connections_breaking_at_any_moment_neither_lose_nor_repeat_a_batch() ->
 def test_a_step_waiting_on_a_line_continues_when_its_pserver_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     with Cluster({"w": (100,)}, Async()) as cluster:
         frozen, asked = threading.Event(), threading.Event()
-        real = steps.StepSession.feed
+        real = session.StepSession.feed
 
-        def feed(self: steps.StepSession, parts: list[ReceivedBlocks]) -> object:
+        def feed(self: session.StepSession, parts: list[ReceivedBlocks]) -> object:
             asked.set()
             frozen.wait(10.0)
             return real(self, parts)
 
-        monkeypatch.setattr(steps.StepSession, "feed", feed)
+        monkeypatch.setattr(session.StepSession, "feed", feed)
         with ThreadPoolExecutor(1) as pool:
             ended = pool.submit(_converse, cluster, np.ones(100, np.float32), range(1), 1)
             asked.wait(5.0)

@@ -20,7 +20,7 @@ from flightedl.client.model import step_channel
 from flightedl.client.model.step_channel import LOCK_STEP_LIMIT_BYTES, StepChannel, StepStream
 from flightedl.errors import DeadlineError, FencedError, FlightedlError, OutcomeUnknownError, UnavailableError
 from flightedl.pserver.meter import Meter
-from flightedl.pserver.step_stream import StepStream as PserverStream
+from flightedl.pserver.steps.step_stream import StepStream as PserverStream
 from flightedl.rpc import Call, Connection, Exchange, ExchangeRoute, FlightServer, Routes, ServerIdentity
 from flightedl.rpc.line import LIMIT_BYTES, SMALL_BYTES
 from flightedl.wire.parts import STEP_SCHEMA, encode_message

@@ -18,7 +18,7 @@ from flightedl.domain.model.optimizers import SGD
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.errors import GradientError, UsageError
 from flightedl.messages.status import TableCounts
-from flightedl.pserver.stores import distinct
+from flightedl.pserver.stores.interface import distinct
 
 from .pserver_bench import Cluster, Trainer
 

@@ -40,7 +40,7 @@ from flightedl.messages.base import decode, encode
 from flightedl.messages.control import ViewMember, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, Outcome, PullTicket, PushHeader
 from flightedl.pserver.shard import Shard
-from flightedl.pserver.stores import Pushed, Wanted
+from flightedl.pserver.stores.interface import Pushed, Wanted
 from flightedl.rpc.validation import BatchLimits, Tally, check_schema
 from flightedl.wire.parts import STEP_SCHEMA, Place, decode_message, place_of
 from flightedl.wire.rows import PUSH_SCHEMA, OutgoingBlocks, decode_batch, encode_rows

@@ -28,11 +28,11 @@ from flightedl.errors import FlightedlError
 from flightedl.messages.base import encode
 from flightedl.messages.control import ViewMember, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, PushHeader
-from flightedl.pserver.conversation import Conversation
-from flightedl.pserver.line_loop import LineLoop
 from flightedl.pserver.meter import Meter
 from flightedl.pserver.shard import Shard
-from flightedl.pserver.step_stream import StepStream
+from flightedl.pserver.steps.conversation import Conversation
+from flightedl.pserver.steps.line_loop import LineLoop
+from flightedl.pserver.steps.step_stream import StepStream
 from flightedl.rpc.line import LIMIT_BYTES, Line
 from flightedl.rpc.streams import Exchange
 from flightedl.rpc.validation import BatchLimits

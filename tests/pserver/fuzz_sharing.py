@@ -41,8 +41,8 @@ from flightedl.messages.parameters import BatchIdentity, PushHeader
 from flightedl.process.shared_memory import NONCE_BYTES, SIZE_BYTES, SharedMemory
 from flightedl.pserver.meter import Meter
 from flightedl.pserver.shard import Shard
-from flightedl.pserver.step_stream import StepStream, inbox_of
-from flightedl.pserver.steps import StepSession
+from flightedl.pserver.steps.session import StepSession
+from flightedl.pserver.steps.step_stream import StepStream, inbox_of
 from flightedl.rpc import same_host
 from flightedl.rpc.same_host import SharedPair
 from flightedl.wire.parts import decode_message

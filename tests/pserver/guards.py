@@ -23,18 +23,18 @@ from flightedl.domain.moving.server import MovingBlocks
 from flightedl.domain.moving.standby import StandbyCopy
 from flightedl.domain.pserver.blocks import BlockProtocol
 from flightedl.domain.pserver.life import PserverLife
-from flightedl.pserver.consumers import ConsumerPositions
-from flightedl.pserver.feed import PserverFeed
-from flightedl.pserver.held import Held
-from flightedl.pserver.kept import RequestedCuts
+from flightedl.pserver.cuts.kept import RequestedCuts
+from flightedl.pserver.cuts.snapshots import Snapshots
 from flightedl.pserver.moving.mover import Mover
 from flightedl.pserver.moving.standby import Standby
-from flightedl.pserver.rows.cut import RowCut
-from flightedl.pserver.rows.span import RowSpan
-from flightedl.pserver.rows.tables import RowTables
+from flightedl.pserver.readers.consumers import ConsumerPositions
+from flightedl.pserver.readers.feed import PserverFeed
 from flightedl.pserver.service import PserverService
-from flightedl.pserver.snapshots import Snapshots
-from flightedl.pserver.spans import ArraySpan
+from flightedl.pserver.stores.array_span import ArraySpan
+from flightedl.pserver.stores.held import Held
+from flightedl.pserver.stores.row_span import RowSpan
+from flightedl.rowstore.cut import RowCut
+from flightedl.rowstore.tables import RowTables
 
 #: Modules whose calls are checked. The others call only what belongs to them, under the lock of their callers.
 _DRIVERS = {

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from flightedl.pserver.arena import ALIGNMENT_BYTES, Arena
+from flightedl.pserver.stores.arena import ALIGNMENT_BYTES, Arena
 
 
 def test_concurrently_allocated_arrays_are_aligned_and_disjoint() -> None:
@@ -52,7 +52,7 @@ def test_values_are_not_moved_to_memory_that_is_still_being_copied(monkeypatch: 
             moved.append(arena.move(other, []))
         np.copyto(target, source)
 
-    monkeypatch.setattr("flightedl.pserver.arena.copy_past_cache", copy)
+    monkeypatch.setattr("flightedl.pserver.stores.arena.copy_past_cache", copy)
     assert (arena.move(first, []) == 1.0).all()
     assert (moved[1] == 2.0).all()
 

@@ -16,8 +16,8 @@ from flightedl.coordination.keys import JobKeys
 from flightedl.messages.base import decode, encode
 from flightedl.messages.feed import Acknowledgement, ChangesTicket, Position
 from flightedl.ports import Put
-from flightedl.pserver import consumers as of_pserver
-from flightedl.pserver.consumers import _TOGETHER, ConsumerPositions
+from flightedl.pserver.readers import consumers as of_pserver
+from flightedl.pserver.readers.consumers import _TOGETHER, ConsumerPositions
 from tests.support.contracts.coordinator import eventually
 from tests.support.memory import MemoryCoordinator
 

@@ -15,10 +15,10 @@ from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.errors import MessageError, NotReadyError, ReplacedError
 from flightedl.messages.base import encode
 from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
-from flightedl.pserver.conversation import Conversation
 from flightedl.pserver.meter import Meter
-from flightedl.pserver.step_stream import BY_STREAM
-from flightedl.pserver.steps import MOMENT_S
+from flightedl.pserver.steps.conversation import Conversation
+from flightedl.pserver.steps.session import MOMENT_S
+from flightedl.pserver.steps.step_stream import BY_STREAM
 from flightedl.wire.parts import STEP_END, ReceivedBlocks, decode_message, encode_message
 from flightedl.wire.rows import OutgoingBlocks
 from tests.support.clock import FakeClock
@@ -208,7 +208,7 @@ def test_a_step_that_the_loop_does_not_serve_is_handed_back_unchanged(
     alone: Bench, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if how == "large":
-        monkeypatch.setattr("flightedl.pserver.conversation.SMALL_STEP_BYTES", 19)
+        monkeypatch.setattr("flightedl.pserver.steps.conversation.SMALL_STEP_BYTES", 19)
     else:
         alone.pserver.shard.approach(range(7, 8))
     alone.send()

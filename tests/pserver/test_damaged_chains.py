@@ -10,7 +10,7 @@ import pytest
 from flightedl.adapters.clock import SystemClock
 from flightedl.domain.checkpoint.manifest import ShardFile
 from flightedl.domain.consistency.modes import Async
-from flightedl.pserver.snapshots import Snapshots
+from flightedl.pserver.cuts.snapshots import Snapshots
 from tests.support.memory import MemoryStorage
 
 from .test_rows import Cluster, Pserver, rows_of

@@ -21,11 +21,11 @@ from flightedl.domain.consistency.modes import Async
 from flightedl.domain.feed.server import ServerFeed
 from flightedl.errors import BusyError, UnavailableError
 from flightedl.messages.feed import ChangesTicket
-from flightedl.pserver.feed import _ANSWERS, _STALLED_S, PserverFeed
-from flightedl.pserver.rows import tables
-from flightedl.pserver.rows.cut import RowCut
-from flightedl.pserver.rows.tables import MAX_CUTS
-from flightedl.pserver.stores import distinct
+from flightedl.pserver.readers.feed import _ANSWERS, _STALLED_S, PserverFeed
+from flightedl.pserver.stores.interface import distinct
+from flightedl.rowstore import tables
+from flightedl.rowstore.cut import RowCut
+from flightedl.rowstore.tables import MAX_CUTS
 from flightedl.rpc.routes import Outgoing
 from tests.support.clock import FakeClock
 from tests.support.faults import FaultPlan

@@ -25,12 +25,12 @@ from flightedl.messages.base import decode
 from flightedl.messages.control import OrderNumber, SnapshotRequest, ViewMember, ViewRequest
 from flightedl.messages.feed import ChangesHeader, ChangesTicket
 from flightedl.messages.parameters import BatchIdentity, PushHeader
-from flightedl.pserver.feed import PserverFeed
-from flightedl.pserver.rows import tables
-from flightedl.pserver.rows.tables import MAX_CUTS, TableGradients
+from flightedl.pserver.cuts.snapshots import Snapshots
+from flightedl.pserver.readers.feed import PserverFeed
 from flightedl.pserver.shard import Shard
-from flightedl.pserver.snapshots import Snapshots
-from flightedl.pserver.stores import distinct
+from flightedl.pserver.stores.interface import distinct
+from flightedl.rowstore import tables
+from flightedl.rowstore.tables import MAX_CUTS, TableGradients
 from flightedl.wire.changes import HEADER_KEY, decode_changes
 from flightedl.wire.rows import decode_batch, encode_rows
 from tests.support.clock import FakeClock

@@ -15,7 +15,7 @@ import pytest
 
 from flightedl.domain.consistency.modes import Async
 from flightedl.messages.base import encode
-from flightedl.pserver.spans import ArraySpan
+from flightedl.pserver.stores.array_span import ArraySpan
 
 from .fuzz import MODES, SIZES, Target, attack
 from .fuzz_line import attack_line

@@ -18,10 +18,10 @@ from flightedl.client.following.copy import FollowedModel
 from flightedl.errors import FencedError
 from flightedl.messages.base import encode
 from flightedl.messages.feed import ChangesTicket
-from flightedl.pserver import feed
-from flightedl.pserver.feed import _ANSWERS, PserverFeed
 from flightedl.pserver.flight import PserverFlight
-from flightedl.pserver.stores import distinct
+from flightedl.pserver.readers import feed
+from flightedl.pserver.readers.feed import _ANSWERS, PserverFeed
+from flightedl.pserver.stores.interface import distinct
 from flightedl.rpc.identity import ServerIdentity
 from flightedl.rpc.server import FlightServer
 from tests.support.contracts.coordinator import eventually

@@ -12,7 +12,7 @@ from flightedl.domain.model.sharding import plan_shards
 from flightedl.errors import NotFoundError
 from flightedl.messages.control import CutRequest, OrderNumber, ViewMember, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, PushHeader
-from flightedl.pserver.kept import _ASKED_S, KEPT_S, RequestedCuts
+from flightedl.pserver.cuts.kept import _ASKED_S, KEPT_S, RequestedCuts
 from flightedl.pserver.shard import Shard
 from flightedl.wire.rows import decode_batch, encode_rows
 from tests.support.clock import FakeClock

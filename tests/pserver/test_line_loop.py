@@ -18,8 +18,8 @@ from flightedl.domain.consistency.modes import Async, Sync
 from flightedl.errors import FencedError, FlightedlError, GradientError, MessageError, NotReadyError
 from flightedl.messages.base import encode
 from flightedl.messages.parameters import Outcome
-from flightedl.pserver import conversation
-from flightedl.pserver.line_loop import LineLoop
+from flightedl.pserver.steps import conversation
+from flightedl.pserver.steps.line_loop import LineLoop
 from flightedl.wire.parts import STEP_END, ReceivedBlocks
 from flightedl.wire.rows import OutgoingBlocks
 

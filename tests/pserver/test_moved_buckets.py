@@ -17,7 +17,7 @@ from flightedl.domain.tables.optimizers import RowAdam
 from flightedl.domain.tables.placement import BUCKETS, bucket_of, buckets_of, salt_of
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.errors import BusyError
-from flightedl.pserver.rows.tables import RowChunk, RowTables, TableGradients
+from flightedl.rowstore.tables import RowChunk, RowTables, TableGradients
 
 #: Ids of one table, all in a few buckets.
 IDS = np.array([one for one in range(30_000) if bucket_of(one, salt_of("limited")) % 128 == 5], np.uint64)

@@ -38,11 +38,11 @@ from flightedl.messages.feed import ChangesHeader, ChangesTicket
 from flightedl.messages.moving import MovedRequest
 from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
 from flightedl.ports import CreatedAt, Delete, Put
-from flightedl.pserver.building import kernels_of
 from flightedl.pserver.flight import PserverFlight
 from flightedl.pserver.moving.arrival import Arrival
 from flightedl.pserver.moving.peers import Peers
 from flightedl.pserver.service import PserverService
+from flightedl.pserver.stores.building import kernels_of
 from flightedl.rpc import FlightServer, ServerIdentity
 from flightedl.rpc.authentication import Role
 from flightedl.rpc.connector import Connector

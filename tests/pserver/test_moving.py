@@ -28,7 +28,7 @@ from flightedl.pserver.moving.arrival import Arrival
 from flightedl.pserver.moving.departure import Departure
 from flightedl.pserver.moving.mover import Mover
 from flightedl.pserver.shard import Shard
-from flightedl.pserver.stores import Pushed, Wanted
+from flightedl.pserver.stores.interface import Pushed, Wanted
 from flightedl.wire.parts import ReceivedBlocks
 
 from .carrier import carry

@@ -29,15 +29,15 @@ from flightedl.formats.stored_tables import stored_rows
 from flightedl.messages.control import CutRequest, OrderNumber, SnapshotRequest, ViewMember, ViewRequest
 from flightedl.messages.declarations import Placement
 from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
-from flightedl.pserver.kept import RequestedCuts
+from flightedl.pserver.cuts.kept import RequestedCuts
+from flightedl.pserver.cuts.snapshots import Snapshots
 from flightedl.pserver.moving.arrival import Arrival
 from flightedl.pserver.moving.departure import Departure
 from flightedl.pserver.restoring import load_newest
-from flightedl.pserver.rows import store
-from flightedl.pserver.rows.tables import MAX_CUTS
 from flightedl.pserver.shard import Shard
-from flightedl.pserver.snapshots import Snapshots
-from flightedl.pserver.stores import distinct
+from flightedl.pserver.stores import rows as row_store
+from flightedl.pserver.stores.interface import distinct
+from flightedl.rowstore.tables import MAX_CUTS
 from flightedl.wire.parts import ReceivedBlocks
 from flightedl.wire.table_rows import Kind, Section, decode_sections, encode_sections
 from tests.support.contracts.coordinator import eventually
@@ -59,7 +59,7 @@ MEMBERS = (1, 2)
 
 @pytest.fixture(autouse=True)
 def _few_buckets_are_joined_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "_JOINED_BYTES", 1 << 13)
+    monkeypatch.setattr(row_store, "_JOINED_BYTES", 1 << 13)
 
 
 def plan_of(borders: Sequence[int], version: int) -> ShardPlan:

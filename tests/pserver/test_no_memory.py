@@ -10,9 +10,9 @@ from flightedl.domain.consistency.modes import Async, Mode, Sync
 from flightedl.errors import BusyError, FlightedlError, NotReadyError
 from flightedl.kernels.compiled import Update
 from flightedl.messages.parameters import Outcome
-from flightedl.pserver.arena import Arena
-from flightedl.pserver.copier import CopyMemory
-from flightedl.pserver.stores import Wanted
+from flightedl.pserver.cuts.copier import CopyMemory
+from flightedl.pserver.stores.arena import Arena
+from flightedl.pserver.stores.interface import Wanted
 from flightedl.wire.rows import OutgoingBlocks
 from tests.support.faults import FaultPlan
 from tests.support.memory import MemoryStorage

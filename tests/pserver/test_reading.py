@@ -19,10 +19,10 @@ from flightedl.errors import BusyError, MessageError, NotFoundError, StalePlacem
 from flightedl.messages.control import CutRequest, OrderNumber, SnapshotReply, ViewMember, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, PushHeader
 from flightedl.messages.reading import ReadTicket
-from flightedl.pserver.kept import KEPT_S, KeptCut, RequestedCuts
-from flightedl.pserver.reading import Reading
-from flightedl.pserver.rows.tables import MAX_CUTS
+from flightedl.pserver.cuts.kept import KEPT_S, KeptCut, RequestedCuts
+from flightedl.pserver.readers.reading import Reading
 from flightedl.pserver.shard import Shard
+from flightedl.rowstore.tables import MAX_CUTS
 from flightedl.wire.parts import ReceivedBlocks
 from flightedl.wire.rows import Row
 from flightedl.wire.table_rows import Kind, Section, encode_sections

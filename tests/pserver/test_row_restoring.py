@@ -19,10 +19,10 @@ from flightedl.domain.tables.restoring import buckets_of_chain
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.formats.row_batches import TABLE, StoredRows, StoredRowSpan
 from flightedl.messages.control import OrderNumber, SnapshotRequest
-from flightedl.pserver.rows.store import RowStore
-from flightedl.pserver.rows.stored import CutRows
-from flightedl.pserver.rows.tables import RowTables, TableGradients
-from flightedl.pserver.stores import distinct
+from flightedl.pserver.stores.interface import distinct
+from flightedl.pserver.stores.rows import RowStore
+from flightedl.pserver.stores.stored_rows import CutRows
+from flightedl.rowstore.tables import RowTables, TableGradients
 
 #: Ids in three buckets.
 IDS = np.array([one for one in range(9_000) if bucket_of(one, salt_of("t")) in {10, 500, 1000}][:14], np.uint64)

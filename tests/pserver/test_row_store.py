@@ -21,11 +21,11 @@ from flightedl.domain.tables.placement import BUCKETS, bucket_of
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.errors import GradientError, MessageError, UnavailableError
 from flightedl.kernels.row_records import MAX_CUTS
-from flightedl.pserver.rows import norms, threads
-from flightedl.pserver.rows.incoming import IncomingRows
-from flightedl.pserver.rows.layout import new_table
-from flightedl.pserver.rows.memory import RowMemory, available_bytes, machine_bytes
-from flightedl.pserver.rows.tables import RowChunk, RowCut, RowTables, TableGradients
+from flightedl.pserver.stores.incoming_rows import IncomingRows
+from flightedl.rowstore import norms, threads
+from flightedl.rowstore.layout import new_table
+from flightedl.rowstore.memory import RowMemory, available_bytes, machine_bytes
+from flightedl.rowstore.tables import RowChunk, RowCut, RowTables, TableGradients
 from flightedl.wire.table_rows import Kind, Section, encode_sections
 from tests.support.reference_table import ReferenceTable
 

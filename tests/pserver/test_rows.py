@@ -41,15 +41,15 @@ from flightedl.messages.base import encode
 from flightedl.messages.control import OrderNumber, SnapshotReply, SnapshotRequest, ViewMember, ViewRequest
 from flightedl.messages.declarations import DeclaredModel, JobDeclaration, ModelDeclaration, Placement
 from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
-from flightedl.pserver.building import kernels_of
-from flightedl.pserver.copier import SnapshotCopier
+from flightedl.pserver.cuts.copier import SnapshotCopier
+from flightedl.pserver.cuts.snapshots import Snapshots
 from flightedl.pserver.restoring import load_newest
-from flightedl.pserver.rows.first import load_first_rows
-from flightedl.pserver.rows.memory import RowMemory
-from flightedl.pserver.rows.tables import MAX_CUTS, RowTables, TableGradients
 from flightedl.pserver.shard import Shard
-from flightedl.pserver.snapshots import Snapshots
-from flightedl.pserver.stores import Pushed, distinct
+from flightedl.pserver.stores.building import kernels_of
+from flightedl.pserver.stores.first_rows import load_first_rows
+from flightedl.pserver.stores.interface import Pushed, distinct
+from flightedl.rowstore.memory import RowMemory
+from flightedl.rowstore.tables import MAX_CUTS, RowTables, TableGradients
 from flightedl.wire.parts import ReceivedBlocks
 from flightedl.wire.table_rows import Kind, Section, decode_sections, encode_sections
 from tests.support.contracts.coordinator import eventually

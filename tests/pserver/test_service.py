@@ -400,7 +400,7 @@ def test_declared_rows_are_loaded_once_and_all_trainers_wait_for_them(monkeypatc
         begun.set()
         assert going_on.wait(20.0)
 
-    monkeypatch.setattr("flightedl.pserver.rows.first.load_first_rows", load)
+    monkeypatch.setattr("flightedl.pserver.stores.first_rows.load_first_rows", load)
     service: Any = SimpleNamespace(
         _loading=threading.Lock(), _has_first_rows=False, _files=None, _clock=None, _fail=pytest.fail
     )

@@ -29,11 +29,11 @@ from flightedl.kernels.half_precision import shortened
 from flightedl.messages.control import OrderNumber, SnapshotReply, SnapshotRequest, ViewMember, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
 from flightedl.ports import StoredFile
-from flightedl.pserver.copier import _LEAD, CopyMemory, SnapshotCopier
+from flightedl.pserver.cuts.copier import _LEAD, CopyMemory, SnapshotCopier
+from flightedl.pserver.cuts.snapshots import Snapshots
 from flightedl.pserver.restoring import load_newest
 from flightedl.pserver.shard import Shard
-from flightedl.pserver.snapshots import Snapshots
-from flightedl.pserver.spans import ArraySpan
+from flightedl.pserver.stores.array_span import ArraySpan
 from flightedl.wire.rows import OutgoingBlocks, decode_batch, encode_rows
 from tests.support.memory import MemoryStorage
 
@@ -377,7 +377,7 @@ def test_rows_whose_cut_begins_after_all_were_dropped_are_dropped_too(monkeypatc
         drop = partial(dropped.append, span.numbers)
         return SimpleNamespace(cut=SimpleNamespace(drop=drop), drop=drop)
 
-    monkeypatch.setattr("flightedl.pserver.copier.CutRows", cut_rows)
+    monkeypatch.setattr("flightedl.pserver.cuts.copier.CutRows", cut_rows)
     copies = SnapshotCopier(range(4), CopyMemory(), COMMAND)
     early: Any = SimpleNamespace(numbers=range(2))
     late: Any = SimpleNamespace(numbers=range(2, 4))

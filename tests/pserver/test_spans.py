@@ -18,7 +18,7 @@ from flightedl.errors import GradientError, MessageError
 from flightedl.messages.control import ViewMember, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
 from flightedl.pserver.shard import Shard
-from flightedl.pserver.stores import Wanted
+from flightedl.pserver.stores.interface import Wanted
 from flightedl.wire.parts import decode_message, encode_message
 from flightedl.wire.rows import OutgoingBlocks, Row, Rows, decode_batch, encode_pieces, encode_rows
 

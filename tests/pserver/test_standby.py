@@ -26,8 +26,8 @@ from flightedl.pserver.moving.copies import Copies
 from flightedl.pserver.moving.parcels import CopyEnd, CopyHead
 from flightedl.pserver.moving.parcels import decode as decode_parcel
 from flightedl.pserver.moving.standby import Followed, Standby
-from flightedl.pserver.rows.tables import MAX_CUTS, ChangedSince, RowTables, TableGradients
-from flightedl.pserver.stores import Pushed, distinct
+from flightedl.pserver.stores.interface import Pushed, distinct
+from flightedl.rowstore.tables import MAX_CUTS, ChangedSince, RowTables, TableGradients
 from flightedl.wire.parts import ReceivedBlocks
 from tests.calls import call_of
 from tests.pserver.test_rows import DIMS, IDS, Pserver, require

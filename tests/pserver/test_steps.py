@@ -16,8 +16,8 @@ from flightedl.errors import MessageError
 from flightedl.messages.control import ViewMember, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
 from flightedl.pserver.shard import Shard
-from flightedl.pserver.steps import StepSession, awaited_values
-from flightedl.pserver.stores import Wanted
+from flightedl.pserver.steps.session import StepSession, awaited_values
+from flightedl.pserver.stores.interface import Wanted
 from flightedl.wire.parts import ReceivedBlocks
 from flightedl.wire.rows import OutgoingBlocks
 from tests.support.clock import FakeClock
@@ -111,7 +111,7 @@ def test_remaining_values_follow_after_the_last_message() -> None:
 
 
 def test_a_step_is_over_when_its_last_value_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flightedl.pserver.steps.TARGET_BYTES", SIZE * 4)
+    monkeypatch.setattr("flightedl.pserver.steps.session.TARGET_BYTES", SIZE * 4)
     bench = Bench(Sync(), 1, 2)
     first = bench.step(1, 0)
     first.feed([part(*[number]) for number in range(COUNT)])

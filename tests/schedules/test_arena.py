@@ -13,9 +13,9 @@ from flightedl.client.model.lending import Lending
 from flightedl.domain.model.optimizers import SGD
 from flightedl.domain.model.sharding import Block
 from flightedl.errors import UsageError
-from flightedl.pserver import arena as arenas
-from flightedl.pserver.arena import Arena
-from flightedl.pserver.spans import ArraySpan
+from flightedl.pserver.stores import arena as arenas
+from flightedl.pserver.stores.arena import Arena
+from flightedl.pserver.stores.array_span import ArraySpan
 from tests.support.planting import Planted, bug, rewrites, swaps
 
 from .scheduler import Lock, Run, explore, finds, running
@@ -75,7 +75,7 @@ def test_lent_values_never_change_and_no_update_is_lost() -> None:
         bug(
             "memory is given to others before its values are copied",
             rewrites(
-                "pserver.arena:Arena.move",
+                "pserver.stores.arena:Arena.move",
                 "copy_past_cache(target.view(np.uint8), values.view(np.uint8))",
                 """
                 with self._lock:
@@ -86,15 +86,19 @@ def test_lent_values_never_change_and_no_update_is_lost() -> None:
         ),
         bug(
             "memory is reused while one of its readers is alive",
-            swaps("pserver.arena:Arena._values_of", "all(reader() is None for reader in readers)", "True"),
+            swaps("pserver.stores.arena:Arena._values_of", "all(reader() is None for reader in readers)", "True"),
         ),
         bug(
             "memory is chosen without the lock",
-            swaps("pserver.arena:Arena.move", "with self._lock:\n            target", "if True:\n            target"),
+            swaps(
+                "pserver.stores.arena:Arena.move",
+                "with self._lock:\n            target",
+                "if True:\n            target",
+            ),
         ),
         bug(
             "values are updated in place although a reader is alive",
-            swaps("pserver.spans:ArraySpan.detach_for_write", "lent() is not None:", "lent() is None:"),
+            swaps("pserver.stores.array_span:ArraySpan.detach_for_write", "lent() is not None:", "lent() is None:"),
         ),
     ],
     ids=lambda flaw: flaw.what,

@@ -12,11 +12,12 @@ from flightedl.domain.consistency.modes import Sync
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.messages.base import encode
 from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
-from flightedl.pserver import changes, conversation, line_loop
-from flightedl.pserver.conversation import Conversation
-from flightedl.pserver.line_loop import LineLoop
 from flightedl.pserver.meter import Meter
-from flightedl.pserver.step_stream import StepStream
+from flightedl.pserver.steps import conversation, line_loop
+from flightedl.pserver.steps.conversation import Conversation
+from flightedl.pserver.steps.line_loop import LineLoop
+from flightedl.pserver.steps.step_stream import StepStream
+from flightedl.pserver.stores import changes
 from flightedl.wire.parts import STEP_END, decode_message, encode_message
 from flightedl.wire.rows import OutgoingBlocks
 from tests.pserver.test_snapshots import Pserver
@@ -168,7 +169,7 @@ def test_a_step_is_answered_as_soon_as_its_round_closes() -> None:
         bug(
             "changes during a push are taken for earlier ones",
             rewrites(
-                "pserver.conversation:Conversation.receive",
+                "pserver.steps.conversation:Conversation.receive",
                 "pieces, waiting = pushed(shard, header, parts)",
                 """
                 pieces, waiting = pushed(shard, header, parts)
@@ -176,7 +177,7 @@ def test_a_step_is_answered_as_soon_as_its_round_closes() -> None:
                 """,
             ),
         ),
-        bug("a closed round does not wake the loop", drops("pserver.changes:Changes.announce", "self.wake()")),
+        bug("a closed round does not wake the loop", drops("pserver.stores.changes:Changes.announce", "self.wake()")),
     ],
     ids=lambda flaw: flaw.what,
 )

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from flightedl.pserver import line_loop
-from flightedl.pserver.line_loop import LineLoop
+from flightedl.pserver.steps import line_loop
+from flightedl.pserver.steps.line_loop import LineLoop
 from flightedl.rpc import line as rpc_line
 from flightedl.rpc.line import Lines
 from tests.support.planting import Planted, bug, drops, rewrites, swaps
 
 from .scheduler import Lock, Run, VirtualClock, explore, finds, running
 
-LOOP = "pserver.line_loop:LineLoop"
+LOOP = "pserver.steps.line_loop:LineLoop"
 
 
 class Poller:

@@ -63,18 +63,18 @@ from flightedl.messages.feed import ChangesHeader, ChangesTicket, Position
 from flightedl.messages.status import EventsRequest
 from flightedl.messages.tasks import LogReply, TasksReply
 from flightedl.ports import Put
-from flightedl.pserver.arena import Arena
-from flightedl.pserver.changes import Changes
-from flightedl.pserver.consumers import ConsumerPositions
-from flightedl.pserver.copier import CopyMemory, SnapshotCopier
-from flightedl.pserver.feed import PserverFeed
-from flightedl.pserver.kept import KeptCut, RequestedCuts
-from flightedl.pserver.line_loop import LineLoop
+from flightedl.pserver.cuts.copier import CopyMemory, SnapshotCopier
+from flightedl.pserver.cuts.kept import KeptCut, RequestedCuts
+from flightedl.pserver.cuts.snapshots import Snapshots
 from flightedl.pserver.meter import Meter
 from flightedl.pserver.moving.mover import Mover
 from flightedl.pserver.moving.peers import Peers
+from flightedl.pserver.readers.consumers import ConsumerPositions
+from flightedl.pserver.readers.feed import PserverFeed
 from flightedl.pserver.shard import Shard
-from flightedl.pserver.snapshots import Snapshots
+from flightedl.pserver.steps.line_loop import LineLoop
+from flightedl.pserver.stores.arena import Arena
+from flightedl.pserver.stores.changes import Changes
 from flightedl.recording.writer import BackgroundFile
 from flightedl.rpc import Caller, Connector, ServerIdentity
 from flightedl.rpc.admission import Admission

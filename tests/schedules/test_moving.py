@@ -18,13 +18,13 @@ from flightedl.messages.base import decode, encode
 from flightedl.messages.declarations import Placement
 from flightedl.messages.moving import MoveHeader, MoveReply
 from flightedl.messages.parameters import Outcome
-from flightedl.pserver import held
 from flightedl.pserver.moving import mover, parcels
 from flightedl.pserver.moving.departure import Departure
 from flightedl.pserver.moving.mover import Mover
 from flightedl.pserver.moving.parcels import Digest
 from flightedl.pserver.moving.peers import Reading
 from flightedl.pserver.shard import Shard
+from flightedl.pserver.stores import held
 from tests.pserver.test_snapshots import Pserver
 from tests.support.memory import MemoryStorage
 from tests.support.planting import bug, rewrites, swaps

@@ -11,8 +11,8 @@ import pytest
 
 from flightedl.domain.consistency.modes import Async
 from flightedl.domain.model.parameters import ParameterSpec
-from flightedl.pserver import held
-from flightedl.pserver.held import Held
+from flightedl.pserver.stores import held
+from flightedl.pserver.stores.held import Held
 from tests.pserver.test_snapshots import Pserver
 from tests.support.memory import MemoryStorage
 from tests.support.planting import bug, rewrites

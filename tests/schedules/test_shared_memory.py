@@ -15,10 +15,10 @@ from flightedl.domain.model.optimizers import SGD
 from flightedl.domain.model.sharding import Block
 from flightedl.errors import UnavailableError
 from flightedl.messages.parameters import Outcome
-from flightedl.pserver import step_stream
-from flightedl.pserver.arena import Arena
 from flightedl.pserver.meter import Meter
-from flightedl.pserver.spans import ArraySpan
+from flightedl.pserver.steps import step_stream
+from flightedl.pserver.stores.arena import Arena
+from flightedl.pserver.stores.array_span import ArraySpan
 from flightedl.rpc.same_host import SharedPair
 from flightedl.wire import shared_protocol, shared_values
 from flightedl.wire.parts import STEP_END
@@ -293,7 +293,7 @@ def test_neither_end_uses_values_that_change(program: Any) -> None:
     assert explore(program, modules, deviations=1 if program is stepping else 2).is_complete
 
 
-SERVER, CLIENT = "pserver.step_stream:StepStream", "client.model.step_channel:StepStream"
+SERVER, CLIENT = "pserver.steps.step_stream:StepStream", "client.model.step_channel:StepStream"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.exactly_once.batches import Batch
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.formats.shard_files import StoredBlock
-from flightedl.pserver import copier, copying, snapshots
+from flightedl.pserver.cuts import copier, copying, snapshots
 from tests.pserver.test_snapshots import Pserver
 from tests.support.memory import MemoryStorage
 from tests.support.planting import Planted, bug, drops, swaps
@@ -135,14 +135,17 @@ def test_a_file_contains_exactly_the_batches_that_it_lists(program: Any) -> None
         ),
         (
             pushing,
-            bug("a push does not copy first", drops("pserver.copying:Copying.carry_out", "span.cut(copies, effect)")),
+            bug(
+                "a push does not copy first",
+                drops("pserver.cuts.copying:Copying.carry_out", "span.cut(copies, effect)"),
+            ),
         ),
         (
             pushing,
             bug(
                 "a block is copied without its lock",
                 swaps(
-                    "pserver.copying:Copying.copy_one",
+                    "pserver.cuts.copying:Copying.copy_one",
                     "with held.locked(number) as span:",
                     "for span in [held.span(number)]:",
                 ),
@@ -152,7 +155,7 @@ def test_a_file_contains_exactly_the_batches_that_it_lists(program: Any) -> None
             at_a_round,
             bug(
                 "a due block wakes nobody",
-                drops("pserver.copier:Copier.note_due", "self._changed.notify_all()"),
+                drops("pserver.cuts.copier:Copier.note_due", "self._changed.notify_all()"),
             ),
         ),
     ],

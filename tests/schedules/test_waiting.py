@@ -18,8 +18,8 @@ from flightedl.master import journal as journals
 from flightedl.master.journal import Journal
 from flightedl.messages.status import EventsRequest
 from flightedl.ports import Put
-from flightedl.pserver import changes as block_changes
-from flightedl.pserver.changes import Changes
+from flightedl.pserver.stores import changes as block_changes
+from flightedl.pserver.stores.changes import Changes
 from flightedl.recording import writer
 from flightedl.recording.writer import BackgroundFile
 from tests.support.memory import MemoryCoordinator
@@ -28,7 +28,7 @@ from tests.support.planting import Planted, bug, drops, rewrites, swaps
 from .scheduler import Lock, Run, VirtualClock, explore, finds, running
 
 KEYS = JobKeys("j")
-ANNOUNCE, WAIT = "pserver.changes:Changes.announce", "pserver.changes:Changes.wait"
+ANNOUNCE, WAIT = "pserver.stores.changes:Changes.announce", "pserver.stores.changes:Changes.wait"
 WAIT_UNTIL = "coordination.directory:Directory.wait_until"
 
 

@@ -132,10 +132,10 @@ _AIMED = ("kill", "kill", "kill silently", "freeze", "freeze", "break")
 _AIMED_AT_ETCD = (*_AIMED, "lost request", "lost reply")
 #: Functions of pservers that allocate memory, and the usual number of their calls.
 _ALLOCATIONS = (
-    ("pserver.arena:Arena._cut", 12),
-    ("pserver.arena:Arena.copy", 20),
-    ("pserver.copier:CopyMemory._copied", 12),
-    ("pserver.rows.memory:reserved", 12),
+    ("pserver.stores.arena:Arena._cut", 12),
+    ("pserver.stores.arena:Arena.copy", 20),
+    ("pserver.cuts.copier:CopyMemory._copied", 12),
+    ("rowstore.memory:reserved", 12),
 )
 #: Share of aimed strikes that come with another one, on another process.
 _PAIRS = 0.4

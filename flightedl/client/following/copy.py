@@ -20,7 +20,7 @@ from flightedl.domain.tables.placement import BUCKETS
 from flightedl.errors import MessageError
 from flightedl.kernels.half_precision import KINDS, array_dtype, float32_of
 from flightedl.messages.feed import ChangesHeader, Position
-from flightedl.pserver.rows.tables import RowTables
+from flightedl.rowstore.tables import RowTables
 from flightedl.wire.changes import Change
 
 Array = npt.NDArray[Any]

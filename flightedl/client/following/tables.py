@@ -19,8 +19,8 @@ from flightedl.domain.tables.evict import Evict
 from flightedl.domain.tables.placement import BUCKETS, buckets_of
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.errors import BusyError, MessageError
-from flightedl.pserver.rows.tables import RowTables
-from flightedl.pserver.rows.values import RowChunk
+from flightedl.rowstore.tables import RowTables
+from flightedl.rowstore.values import RowChunk
 from flightedl.wire.changes import Buffer, Change
 
 Ids = npt.NDArray[np.uint64]

@@ -9,9 +9,9 @@ from flightedl.domain.pserver.block_values import ReleasedBlocks
 from flightedl.errors import CorruptError, NotReadyError
 from flightedl.formats.shard_files import StoredBlock
 from flightedl.pserver.moving.parcels import BlockState, Digest, Parcel, SketchState, SomeRows, SpanState
-from flightedl.pserver.rows.tables import RowChunk, RowTables
-from flightedl.pserver.rows.values import MovedBuckets
 from flightedl.pserver.shard import Shard
+from flightedl.rowstore.tables import RowChunk, RowTables
+from flightedl.rowstore.values import MovedBuckets
 
 
 class Arrival:

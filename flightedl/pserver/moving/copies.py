@@ -18,7 +18,7 @@ from flightedl.errors import BusyError
 from flightedl.messages.control import OrderNumber, SnapshotRequest
 from flightedl.messages.moving import CopyId, CopyTicket
 from flightedl.ports import Clock
-from flightedl.pserver.copier import CopyMemory, SnapshotCopier
+from flightedl.pserver.cuts.copier import CopyMemory, SnapshotCopier
 from flightedl.pserver.moving.parcels import (
     SCHEMA,
     Array,
@@ -30,10 +30,10 @@ from flightedl.pserver.moving.parcels import (
     Parcel,
     encode,
 )
-from flightedl.pserver.rows.span import RowSpan
-from flightedl.pserver.rows.tables import ChangedSince, RowTables
 from flightedl.pserver.shard import Shard
-from flightedl.pserver.stores import distinct
+from flightedl.pserver.stores.interface import distinct
+from flightedl.pserver.stores.row_span import RowSpan
+from flightedl.rowstore.tables import ChangedSince, RowTables
 from flightedl.rpc.call import Call, Message
 from flightedl.rpc.routes import Outgoing
 

@@ -16,9 +16,9 @@ import numpy as np
 from flightedl.domain.tables.placement import buckets_of
 from flightedl.errors import UnavailableError
 from flightedl.pserver.moving.parcels import BlockState, Parcel, SketchState, SomeRows, SpanState
-from flightedl.pserver.rows.span import RowSpan
-from flightedl.pserver.rows.tables import ChangedSince, RowCut, RowTables
 from flightedl.pserver.shard import Shard
+from flightedl.pserver.stores.row_span import RowSpan
+from flightedl.rowstore.tables import ChangedSince, RowCut, RowTables
 
 _CHUNK_BYTES = 1 << 20
 

@@ -23,18 +23,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from flightedl.domain.moving.sender import EDGE_S, Do, LeavingUnit, Step, UnitSender
 from flightedl.domain.moving.server import MovingBlocks, State
-from flightedl.domain.moving.values import (
-    Acknowledged,
-    Adopt,
-    Copy,
-    Discard,
-    Effect,
-    End,
-    Last,
-    Release,
-    Thaw,
-    Update,
-)
+from flightedl.domain.moving.values import Acknowledged, Adopt, Copy, Discard, Effect, End, Last, Release, Thaw, Update
 from flightedl.errors import CorruptError, FlightedlError, NotReadyError
 from flightedl.messages.base import decode, encode
 from flightedl.messages.declarations import Placement

@@ -19,7 +19,7 @@ _ELECTION = "client.model.election:_Driver."
 _LINK = "master.pservers:PserverLink."
 _STATE = "master.state:JobState."
 _PROCESS = "pserver.main:PserverProcess."
-_ROWS = "pserver.rows.table:RowTable."
+_ROWS = "rowstore.table:RowTable."
 _DATA = "client.data.group_dataset:GroupDataset."
 _ATTENDANCE = "client.data.attendance:GroupAttendance."
 _GROUP = "domain.groups.incarnation:Group."
@@ -200,7 +200,7 @@ MOVE_BUGS: dict[str, Planted] = {
 ROW_BUGS: dict[str, Planted] = {
     "removals in increments are ignored": bug(
         "rows that were removed before an increment exist again after a restore",
-        answers("pserver.rows.tables:RowTables.restore_removed"),
+        answers("rowstore.tables:RowTables.restore_removed"),
     ),
     "waiting ids are not restored": bug(
         "a restore loses the push counts of ids that wait for admission",
@@ -421,7 +421,7 @@ DRIVER_BUGS: dict[str, Planted] = {
     ),
     "a snapshot is not a copy": bug(
         "a checkpoint contains updates that followed its cut",
-        answers("pserver.copier:CopyMemory._copied", "array"),
+        answers("pserver.cuts.copier:CopyMemory._copied", "array"),
     ),
     "due blocks are not copied before an update": bug(
         "an update changes blocks that a checkpoint has not copied yet",
@@ -430,7 +430,7 @@ DRIVER_BUGS: dict[str, Planted] = {
     "a checkpoint loses the slots": bug(
         "a checkpoint has zeros in place of the optimizer's slots",
         swaps(
-            "pserver.copier:SnapshotCopier.copy",
+            "pserver.cuts.copier:SnapshotCopier.copy",
             "*(slot[at] for slot in span.slots)",
             "*(slot[at] * 0 for slot in span.slots)",
         ),
@@ -438,22 +438,26 @@ DRIVER_BUGS: dict[str, Planted] = {
     "slots change after their cut": bug(
         "a checkpoint has values from its copy and slots from the time of writing",
         swaps(
-            "pserver.copier:SnapshotCopier.copy",
+            "pserver.cuts.copier:SnapshotCopier.copy",
             "values, *slots = self._memory.copy(number, [span.values[at], *(slot[at] for slot in span.slots)])",
             "values, *slots = *self._memory.copy(number, [span.values[at]]), *(slot[at] for slot in span.slots)",
         ),
     ),
     "slots are not loaded": bug(
         "a pserver loads the values of a checkpoint without the slots",
-        drops("pserver.dense:DenseStore._fill", "np.copyto(slot[at], saved)"),
+        drops("pserver.stores.dense:DenseStore._fill", "np.copyto(slot[at], saved)"),
     ),
     "slots are loaded into the first block": bug(
         "the slots of adjacent blocks are all loaded into the first of them",
-        swaps("pserver.dense:DenseStore._fill", "np.copyto(slot[at], saved)", "np.copyto(slot[: saved.size], saved)"),
+        swaps(
+            "pserver.stores.dense:DenseStore._fill",
+            "np.copyto(slot[at], saved)",
+            "np.copyto(slot[: saved.size], saved)",
+        ),
     ),
     "a replaced cut is completed": bug(
         "the copies of an order that was replaced stay under way",
-        answers("pserver.copying:Copying._drop"),
+        answers("pserver.cuts.copying:Copying._drop"),
     ),
     "effects of a view are not carried out": bug(
         "rounds that a new view closes do not update the values",
@@ -465,7 +469,7 @@ DRIVER_BUGS: dict[str, Planted] = {
     ),
     "lent values change": bug(
         "an update changes values that are being sent",
-        answers("pserver.spans:ArraySpan.detach_for_write", "self.values"),
+        answers("pserver.stores.array_span:ArraySpan.detach_for_write", "self.values"),
     ),
     "values before their round": bug(
         "a pserver answers a pull with the values of an earlier round",
@@ -473,7 +477,7 @@ DRIVER_BUGS: dict[str, Planted] = {
     ),
     "values whose round is open are forgotten": bug(
         "a step ends without the values whose rounds close late",
-        drops("pserver.steps:awaited_values", "waiting.extendleft(reversed(missing))"),
+        drops("pserver.steps.session:awaited_values", "waiting.extendleft(reversed(missing))"),
     ),
     "a drain does nothing": bug(
         "a pserver that is asked to end does not wait for a checkpoint",

@@ -1,0 +1,92 @@
+"""The stores of a shard, with their block protocol and locks.
+
+Locks are acquired in this order: the lock for all spans; the spans' locks in ascending order; ``deciding``, which is
+held while the protocol decides about shared state; the lock of the changes. No lock is held while waiting or sending.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from flightedl.domain.consistency.modes import Mode
+from flightedl.domain.pserver.block_values import Extent
+from flightedl.domain.pserver.blocks import BlockProtocol
+from flightedl.pserver.stores.dense import DenseStore
+from flightedl.pserver.stores.interface import distinct
+from flightedl.pserver.stores.rows import RowStore
+from flightedl.pserver.stores.soundness import Soundness
+from flightedl.recording.recorded import recorded
+from flightedl.recording.writer import Recorder
+
+
+class Held:
+    """The stores of one pserver, and their locks. Thread-safe.
+
+    Args:
+        dense: Store of parameters.
+        rows: Store of tables.
+        first_bucket: Lowest number of a bucket. Blocks of parameters have lower numbers.
+        mode: Initial mode of the blocks.
+        soundness: Guard of the stores and the protocol.
+        recorder: Recorder of the protocol's calls; None to disable recording.
+        pserver: (index, generation) of the process, for recordings.
+    """
+
+    def __init__(
+        self,
+        dense: DenseStore,
+        rows: RowStore,
+        first_bucket: int,
+        mode: Mode,
+        soundness: Soundness,
+        recorder: Recorder | None,
+        pserver: tuple[int, int],
+    ) -> None:
+        self.dense = dense
+        self.rows = rows
+        self.first_bucket = first_bucket
+        self.soundness = soundness
+        self.deciding = threading.Lock()
+        #: Held, together with the locks of all spans, while spans are added or removed. The parts of a split span share
+        #: a lock.
+        self._all = threading.Lock()
+        extents = [
+            *(Extent(span.numbers) for span in distinct(dense.spans)),
+            *(Extent(span.numbers, is_copied_at_once=True) for span in distinct(rows.spans)),
+        ]
+        about = {"pserver": pserver[0], "generation": pserver[1]}
+        self.protocol = recorded(recorder, about, BlockProtocol, extents, mode)
+
+    def store(self, number: int) -> DenseStore | RowStore:
+        return self.rows if number >= self.first_bucket else self.dense
+
+    def spans(self) -> list[Any]:
+        """Return all spans in ascending order."""
+        return [*distinct(self.dense.spans), *distinct(self.rows.spans)]
+
+    def span(self, number: int) -> Any:
+        """Return the span of a block, which may be split concurrently. Raises the errors of ``DenseStore.span``."""
+        return self.store(number).span(number)
+
+    @contextlib.contextmanager
+    def locked(self, number: int) -> Iterator[Any]:
+        """Hold the lock of a block's span and yield the span. Raises MessageError if the block is not here."""
+        while True:
+            span = self.span(number)
+            with span.lock:
+                self.soundness.require()
+                # The span may have been split or released while this thread waited for the lock.
+                if not span.is_split:
+                    yield span
+                    return
+
+    @contextlib.contextmanager
+    def all_locked(self) -> Iterator[None]:
+        with self._all, contextlib.ExitStack() as held:
+            for lock in dict.fromkeys((*(span.lock for span in self.spans()), self.rows.lock)):
+                held.enter_context(lock)
+            self.soundness.require()
+            yield
