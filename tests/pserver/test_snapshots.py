@@ -229,9 +229,9 @@ def test_a_storage_failure_is_reported() -> None:
 def test_an_unexpected_error_of_a_snapshot_is_reported() -> None:
     storage = MemoryStorage()
     pserver = Pserver(storage, Async())
-    storage.plan.fail_at("publish:start", 1, MemoryError())
+    storage.plan.fail_at("publish:start", 1, ZeroDivisionError())
     pserver.order(1)
-    assert pserver.finished("failed").reason == "snapshot failed by MemoryError: see the log of the server"
+    assert pserver.finished("failed").reason == "snapshot failed by ZeroDivisionError: see the log of the server"
     assert pserver.checkpoint(2)
 
 

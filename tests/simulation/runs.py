@@ -87,8 +87,18 @@ def warm_up() -> None:
     from tests.simulation import product
 
     product.install()
+    from flightedl.domain.model.optimizers import SGD, Adagrad
+    from flightedl.kernels import compiled, compiled_rows
+
+    # A seed would depend on whether its kernels are compiled.
+    for rule in (SGD(lr=1.0), Adagrad(lr=1.0)):
+        compiled.kernel_for(rule, "float32")
+        compiled_rows.row_update(rule, "float32", is_stochastic=True)
+    for loop in compiled_rows.all_row_kernels():
+        compiled_rows.row_kernel(loop)
+    compiled_rows.distinct_kernels()
+    compiled.block_kernels("float32")
     with contextlib.redirect_stdout(io.StringIO()):
-        # Together, these jobs run all kernels. Otherwise, a seed would depend on whether its kernels are compiled.
         for mode, optimizer in (("sync", "sgd"), ("async", "adagrad")):
             run_here(0, Wanted(faults=False, mode=mode, optimizer=optimizer, features={"tables": True}))
     gc.collect()

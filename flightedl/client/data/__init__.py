@@ -1,7 +1,8 @@
 """A trainer's data: the trainer receives tasks from the master and reads them as batches.
 
 * ``job_data``: training data and evaluations of one session; ``options``: settings that control reading
-* ``dataset``: the loop over this trainer's batches; ``losses``: report on data that was set aside
+* ``dataset``: the loop over this trainer's batches; ``slices``: slices of batches, for local steps
+* ``losses``: report on data that was set aside
 * ``feed``: thread that fetches and reports tasks
 * ``read_ahead``, ``reading``, ``read_queue``: the reader thread, the readers of tasks, and the queue of batches
 * ``transforms``, ``readers``, ``transform_process``: the user's transform, and the processes that run it
