@@ -235,8 +235,9 @@ class Mover:
                     update = self._core.updated(copy.block) if self._core.is_leaving(leaving.copy) else None
                 if update is None:
                     return False
-                content = departure.copy() if step.do is Do.UPDATE else departure.rest()
-                self._upload(leaving, update, content, digest)
+                is_frozen = step.do is Do.REST
+                content = departure.rest() if is_frozen else departure.copy()
+                self._upload(leaving, update, content, digest, timeout_s=_FROZEN_S if is_frozen else _COPY_S)
             case Do.FREEZE:
                 return self._freeze(leaving)
             case Do.LAST:
@@ -248,7 +249,7 @@ class Mover:
                     )
                 if last is None:
                     return False
-                self._upload(leaving, last, (), digest)
+                self._upload(leaving, last, (), digest, timeout_s=_FROZEN_S)
             case Do.GIVE_UP:
                 self._give_up(leaving)
             case _:
@@ -275,6 +276,7 @@ class Mover:
         content: Iterable[Parcel],
         digest: Digest,
         size_bytes: int = 0,
+        timeout_s: float = _COPY_S,
     ) -> None:
         header = MoveHeader(
             kind="copy" if isinstance(message, Copy) else "update" if isinstance(message, Update) else "last",
@@ -294,9 +296,7 @@ class Mover:
                 yield batch, metadata
 
         connection = self._peers.pserver(leaving.destination, message.generation)
-        reply = connection.put(
-            encode(header), SCHEMA, batches(), timeout_s=_FROZEN_S if isinstance(message, Last) else _COPY_S
-        )
+        reply = connection.put(encode(header), SCHEMA, batches(), timeout_s=timeout_s)
         if problem := decode(reply, MoveReply).problem:
             raise NotReadyError(problem)
 
