@@ -24,7 +24,14 @@ _SERVERS = ("master", "pserver", "standby")
 #: Exit code of a process that cannot continue until somebody helps.
 _JOB_FAILED = 3
 #: Names of threads for whose end no process waits, or not for long.
-_STAYING = ("flightedl-indexing", "flightedl-leaving", "flightedl-progress", "flightedl-snapshot", "signal")
+_STAYING = (
+    "flightedl-export",
+    "flightedl-indexing",
+    "flightedl-leaving",
+    "flightedl-progress",
+    "flightedl-snapshot",
+    "signal",
+)
 #: Roles of processes that a launcher starts again.
 RESTARTED = (*_SERVERS, "trainer")
 _RESTART_S = 0.2
