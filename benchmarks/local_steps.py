@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -25,11 +24,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import flightedl as fe
+from benchmarks.start import run_command
 from flightedl.config import child_environment
-from flightedl.errors import JobFailedError
 from flightedl_tools.bench.sides import print_table
 
-#: Tokens of a record, which are bytes of text; the last one is only predicted.
+#: Number of tokens (bytes of text) in a record that the model reads. A record has one more, which is only predicted.
 _CONTEXT = 64
 _BATCH_SIZE, _WIDTH, _LAYERS, _HELD_OUT = 16, 128, 4, 512
 _OUTER = {
@@ -42,12 +41,7 @@ def run(directory: Path, every: int, outer: str) -> dict[str, float]:
     """Run a job. ``every`` is 0 for ``fe.torch.Optimizer``. Return the figures of its first trainer."""
     output = Path(tempfile.mkdtemp(dir=directory))
     given = ["run", "--output", f"{output}-run", "benchmarks.local_steps", "--trainers", "2", "--pservers", "1", "--"]
-    command = [sys.executable, "-m", "flightedl", *given, "train", str(directory), str(output), str(every), outer]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=child_environment())
-    if done.returncode:
-        raise JobFailedError(
-            f"flightedl run ended with code {done.returncode}: {done.stdout[-800:]}{done.stderr[-800:]}"
-        )
+    run_command([*given, "train", str(directory), str(output), str(every), outer], child_environment())
     found: dict[str, float] = json.loads(min(output.iterdir()).read_text())
     return found
 
@@ -82,7 +76,7 @@ def predicted(net: Any, tokens: Any) -> Any:
 
 
 def train(directory: str, output: str, every: str, outer: str) -> None:
-    """Train, and write the loss on held-out text, steps a second, and the share of time that local steps add."""
+    """Train. Write the loss on held-out text, the steps per second, and the share of time that local steps add."""
     import torch
     from torch.nn import functional
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,16 @@ from flightedl_tools.bench.sides import print_table
 _TASKS, _BATCHES_OF_A_TASK, _BATCH_SIZE, _EPOCHS = 20, 3, 32, 20
 
 
+def run_command(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Run ``flightedl`` with these arguments. Raises JobFailedError with the end of its output if it fails."""
+    command = [sys.executable, "-m", "flightedl", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if done.returncode:
+        raise JobFailedError(
+            f"flightedl run ended with code {done.returncode}: {done.stdout[-800:]}{done.stderr[-800:]}"
+        )
+
+
 def first_batch(directory: Path) -> tuple[float, float, float]:
     """Run a trivial script as a whole job of two trainers and two pservers.
 
@@ -39,13 +50,8 @@ def first_batch(directory: Path) -> tuple[float, float, float]:
     given = ["run", "--output", f"{instants}-run", "benchmarks.start", "--trainers", "2", "--pservers", "2", "--"]
     environment = child_environment(PYTHONPYCACHEPREFIX=str(directory / "compiled"), PYTHONDONTWRITEBYTECODE="")
     began = time.time()
-    command = [sys.executable, "-m", "flightedl", *given, "train", str(data), str(instants)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    run_command([*given, "train", str(data), str(instants)], environment)
     ended = time.time()
-    if done.returncode:
-        raise JobFailedError(
-            f"flightedl run ended with code {done.returncode}: {done.stdout[-800:]}{done.stderr[-800:]}"
-        )
     first_at, loop_s, waited_s = zip(*(json.loads(path.read_text()) for path in instants.iterdir()), strict=True)
     return max(first_at) - began, ended - began, sum(waited_s) / sum(loop_s)
 

@@ -199,7 +199,7 @@ def _with_whole_numbers(rows: Sequence[dict[str, msgspec.Raw]], name: str, colum
 
 
 def replaced(kind: pa.DataType, is_replaced: Any, by: pa.DataType) -> pa.DataType:
-    """Return a type in which some types are replaced, also within lists and objects."""
+    """Return a type with some of its types replaced, also within lists and objects."""
     if pa.types.is_struct(kind):
         return pa.struct([(field.name, replaced(field.type, is_replaced, by)) for field in kind])
     if pa.types.is_list(kind):

@@ -173,7 +173,7 @@ def _counts(rows: Numbers) -> Numbers:
 
 
 def _texts(data: npt.NDArray[np.uint8], places: Numbers) -> pa.Array:
-    """Return the bytes between the first and second, the third and fourth place and so on. The places ascend."""
+    """Return ``data[places[0]:places[1]]``, ``data[places[2]:places[3]]`` and so on. The places ascend."""
     # Every other value of an array that covers the data, as in ``tar_archive``.
     buffers = [None, pa.py_buffer(np.append(places, 0)), pa.py_buffer(data)]
     every = pa.Array.from_buffers(pa.large_binary(), max(len(places) - 1, 0), buffers)

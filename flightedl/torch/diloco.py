@@ -84,7 +84,8 @@ class DiLoCo:
         self.model: Parameters = job.parameters(
             first, optimizer=rule, mode=mode, wire=wire, error_feedback=error_feedback, local_steps=every
         )
-        self._every = every
+        assert self.model.slices is not None, "the model was declared with local steps"
+        self._slices = self.model.slices
         #: Parameter -> PyTorch's write counter when the parameter last had the job's values.
         self._written: dict[str, int] = {}
         self.values_arrived(list(self.model))
@@ -98,11 +99,10 @@ class DiLoCo:
         A trainer that joins continues the count, which goes by the updates of the job's values: in synchronous modes,
         by rounds; in asynchronous ones, by the pushes of all trainers.
         """
-        slices = self.model.slices
-        return max(self.model.steps.versions.values()) * self._every + (0 if slices is None else slices.number)
+        return max(self.model.steps.versions.values()) * self._slices.every + self._slices.number
 
     def step(self) -> bool:
-        """Record that the inner optimizer has made its step. After the last one of an outer batch, push, then pull.
+        """Record a step of the inner optimizer. After the last step on an outer batch, push the difference, then pull.
 
         Returns:
             True if the module now has new values of the job.
@@ -114,7 +114,7 @@ class DiLoCo:
         """
         if self.model.current_batch is None:
             raise UsageError("there is no current batch: call step inside the loop over the batches, after each one")
-        if self.model.slices is not None and self.model.slices.are_open:
+        if self._slices.are_open:
             return False
         known = self._buffers.known
         try:

@@ -88,16 +88,17 @@ def warm_up() -> None:
 
     product.install()
     from flightedl.domain.model.optimizers import SGD, Adagrad
-    from flightedl.kernels import compiled, compiled_rows
+    from flightedl.domain.model.parameters import ParameterSpec
+    from flightedl.domain.tables.spec import TableSpec
+    from flightedl.kernels.compiled_rows import distinct_kernels
+    from flightedl.pserver.stores.building import kernels_of
 
     # A seed would depend on whether its kernels are compiled.
     for rule in (SGD(lr=1.0), Adagrad(lr=1.0)):
-        compiled.kernel_for(rule, "float32")
-        compiled_rows.row_update(rule, "float32", is_stochastic=True)
-    for loop in compiled_rows.all_row_kernels():
-        compiled_rows.row_kernel(loop)
-    compiled_rows.distinct_kernels()
-    compiled.block_kernels("float32")
+        first, others = kernels_of([ParameterSpec("w", (1,), "float32")], [TableSpec("rows", 1, rule)], rule, "")
+        for load in (*first, *others):
+            load()
+    distinct_kernels()
     with contextlib.redirect_stdout(io.StringIO()):
         for mode, optimizer in (("sync", "sgd"), ("async", "adagrad")):
             run_here(0, Wanted(faults=False, mode=mode, optimizer=optimizer, features={"tables": True}))

@@ -268,7 +268,7 @@ def _copy_of(name: str, replaced: Mapping[str, types.ModuleType]) -> types.Modul
 
 
 def _number(kind: Any) -> None:
-    """Hash the instances of a class by numbers in order. The order in sets would otherwise depend on addresses."""
+    """Hash the instances of a class by consecutive numbers. By default, hashes depend on addresses."""
     numbers = itertools.count(1)
     kind.__hash__ = lambda self: self.__dict__.setdefault("_simulated_hash", next(numbers))
 
@@ -276,7 +276,7 @@ def _number(kind: Any) -> None:
 def _threading() -> types.ModuleType:
     """Return ``threading`` on logical threads, with an excepthook for each process."""
     made = _copy_of("threading", {"_thread": fake_thread, "time": fake_time})
-    # Pools keep their threads in sets.
+    # Pools keep their threads in sets, whose order depends on hashes.
     _number(made.Thread)
     usual = made.excepthook
 

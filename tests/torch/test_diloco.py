@@ -1,4 +1,4 @@
-"""Local steps of an optimizer of PyTorch, with real pservers in this process."""
+"""Local steps of a PyTorch optimizer, with real pservers in this process."""
 
 from __future__ import annotations
 

@@ -145,28 +145,25 @@ class JobData:
         self._require_long_pushes()
 
     def _require_long_pushes(self) -> None:
-        tasks, may_be_short = self._task_batches
-        text, is_short = described_pushes(tasks, self._push_every)
-        if is_short and not may_be_short:
-            raise UsageError(
-                f"{text}, because it never has batches of two tasks: make the tasks larger (records_per_task= of "
-                "job.dataset), choose a lower push_every, or permit it by job.dataset(..., short_pushes=True)"
-            )
+        text, is_short = described_pushes(self._task_batches[0], self._push_every)
         if text:
-            sys.stderr.write(f"flightedl: {text}\n")
+            self._report_mean(text, "batches", "a lower push_every", is_short=is_short)
 
     def _require_full_batches(self, declared: DeclaredDataset, slices: Slices) -> None:
         """Report the mean number of local steps. Raises UsageError if it is less than half of what the model has."""
-        tasks, may_be_short = self._task_batches
-        batches = sum(batch_count * task_count for batch_count, task_count in tasks)
+        batches = sum(batch_count * task_count for batch_count, task_count in self._task_batches[0])
         if not batches:
             return
         mean = min(declared.record_count / batches / slices.size, float(slices.every))
         text = f"with {slices.every} local steps, an outer batch has {mean:.1f} on average"
-        if 2 * mean < slices.every and not may_be_short:
+        self._report_mean(text, "records", "fewer local steps", is_short=2 * mean < slices.every)
+
+    def _report_mean(self, text: str, parts: str, remedy: str, *, is_short: bool) -> None:
+        """Report a mean number of ``parts``. Raises UsageError if it is short, unless the script permits that."""
+        if is_short and not self._task_batches[1]:
             raise UsageError(
-                f"{text}, because it never has records of two tasks: make the tasks larger (records_per_task= of "
-                "job.dataset), choose fewer local steps, or permit it by job.dataset(..., short_pushes=True)"
+                f"{text}, because it never has {parts} of two tasks: make the tasks larger (records_per_task= of "
+                f"job.dataset), choose {remedy}, or permit it by job.dataset(..., short_pushes=True)"
             )
         sys.stderr.write(f"flightedl: {text}\n")
 

@@ -62,8 +62,6 @@ class JobModel:
         self._process = process
         self._participation = participation
         self._parameters: Parameters | None = None
-        #: The slices of each batch; None unless trainers make several local steps on a batch.
-        self.slices: Slices | None = None
         #: Tables of this session, by name.
         self._tables: dict[str, Table] = {}
         #: Table -> number of the table; filled when the tables are declared to the master.
@@ -113,9 +111,10 @@ class JobModel:
         declared, plan = self._declare(declaration, specs)
         self._process.wait_for_pservers(declared.pservers)
         self._elect(plan, values)
-        self.slices = Slices(local_steps) if local_steps else None
         self._numbers = {table.name: number for number, table in enumerate(plan.tables)}
         self._parameters = self._connected(plan, declared, tree, error_feedback=error_feedback)
+        if local_steps:
+            self._parameters.slices = Slices(local_steps)
         return self._parameters
 
     def _declare(
@@ -134,6 +133,11 @@ class JobModel:
     def is_declared(self) -> bool:
         """True if the session has declared a model, or a table that will be part of one."""
         return self._parameters is not None or bool(self._tables)
+
+    @property
+    def slices(self) -> Slices | None:
+        """The slices of each batch; None unless the model has local steps."""
+        return None if self._parameters is None else self._parameters.slices
 
     # tables
 
@@ -276,7 +280,6 @@ class JobModel:
             newest_plan=self._newest_plan,
         )
         process.directory.subscribe(lambda: parameters.swap(self._newest_plan(parameters.plan, 0.0)))
-        parameters.slices = self.slices
         self._participation.set_model(parameters, mode)
         parameters.refresh()
         return parameters

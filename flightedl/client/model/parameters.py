@@ -147,7 +147,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         #: Batches whose state has changed since the last report to the loop.
         self._changed: list[BatchState] = []
         self._listener: Listener | None = None
-        #: The slices of each batch; None unless trainers make several local steps on a batch.
+        #: The slices of each batch; None unless the model has local steps.
         self.slices: Slices | None = None
         #: The batch whose local steps began with the job's values.
         self._begun: CurrentBatch | None = None

@@ -94,8 +94,8 @@ function facts(status) {
 
 // Without local steps, values would have been exchanged after each of them.
 function localSteps(status) {
-  const traffic = sum(status.pservers, (each) => each.received_bytes) + sum(status.pservers, (each) => each.sent_bytes);
   if (!(status.local_steps > 1)) return "";
+  const traffic = sum(status.pservers, (each) => each.received_bytes) + sum(status.pservers, (each) => each.sent_bytes);
   return `${status.local_steps} in each of ${number(status.batches)} batches, about ${bytes(traffic * (status.local_steps - 1))} not sent`;
 }
 
