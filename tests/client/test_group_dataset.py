@@ -49,9 +49,6 @@ class Unattended:
     def begin(self, token: str, position: str) -> str:
         return token
 
-    def kept(self, step: Round) -> Round:
-        return step
-
     def take(self, at: int, step: Round, uncommitted: Sequence[Round] = ()) -> bool:
         return self.stop_after is None or at <= self.stop_after
 

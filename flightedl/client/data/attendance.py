@@ -21,7 +21,7 @@ import msgspec
 from flightedl.client.connections import SLICE_S, persistently
 from flightedl.client.data.start_name import start_name
 from flightedl.client.process import TrainerProcess
-from flightedl.domain.groups.incarnation import OVER_TEXT, without
+from flightedl.domain.groups.incarnation import OVER_TEXT
 from flightedl.domain.groups.plan import Round
 from flightedl.errors import FencedError, FlightedlError, UnregisteredError, exit_code_of, has_finished
 from flightedl.messages.base import Reply, decode, encode
@@ -165,10 +165,6 @@ class GroupAttendance:
             raise FencedError(reason if reason == OVER_TEXT else f"{reason}: start this rank again")
 
     # rounds
-
-    def kept(self, step: Round) -> Round:
-        """Return this rank's share of the round, without the excluded records."""
-        return without(step, self.left_out)
 
     def take(self, at: int, step: Round, uncommitted: Sequence[Round] = ()) -> bool:
         """Record that this rank starts a round.

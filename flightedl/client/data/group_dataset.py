@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from queue import Empty
@@ -30,6 +30,7 @@ from flightedl.client.data.readers import Result, Transforming
 from flightedl.client.data.transforms import as_exception
 from flightedl.client.probe import DATA, SCRIPT
 from flightedl.client.waiting import Waiting
+from flightedl.domain.groups.incarnation import without
 from flightedl.domain.groups.plan import BEGINNING, EpochEnd, Order, Piece, Position, Round, RoundPlan
 from flightedl.domain.groups.shuffling import Shuffling
 from flightedl.domain.groups.token import Token, decode, encode, require_same_data
@@ -57,9 +58,6 @@ class Attendance(Protocol):
 
     def begin(self, token: str, position: str) -> str:
         """Report the token that this rank has loaded (empty if none). Return the token that all ranks must use."""
-
-    def kept(self, step: Round) -> Round:
-        """Return this rank's share of the round, without the excluded records."""
 
     @property
     def left_out(self) -> Sequence[groups.Piece]:
@@ -142,6 +140,8 @@ class GroupDataset:
         self._transforming = transforming or Transforming()
         self._mixed_chunks = mixed_chunks
         self._may_lose = may_lose
+        #: Epoch -> the records to be skipped, as pieces of its order.
+        self._excluded: dict[int, Collection[groups.Piece]] = {}
         #: Error that has ended a loop; None if none has. Every further loop, and the session's end, raise it.
         self.error: Exception | None = None
         #: Item from the queue that has not been counted yet.
@@ -280,8 +280,8 @@ class GroupDataset:
                 self._pieces.place(Round(epoch, 0, 0, 0, Order(lanes, window), (Piece(*piece),)))
                 for epoch, lanes, window, *piece in left_out
             ]
-            count = sum(end - first for *_, first, end in left_out)
-            LostData(count, places=tuple(places)).report(may_lose=self._may_lose)
+            count = sum(map(self._lost_in, {each[0] for each in left_out}))
+            LostData(count, places=tuple(dict.fromkeys(places))).report(may_lose=self._may_lose)
 
     def state_dict(self) -> dict[str, str]:
         """Return the position after the committed rounds, which is the same on every rank. Save it with the model.
@@ -370,7 +370,7 @@ class GroupDataset:
                 step = plan.next()
             # The first round is needed at once.
             count = min(2 * count, self._pieces.rounds_at_once(steps[0].record_count))
-            batches = self._read([self._attendance.kept(each) for each in steps])
+            batches = self._read([self._kept(each) for each in steps])
             for each in steps:
                 try:
                     transforming.put(next(batches), partial(self._pieces.place, each), partial(deliver, each))
@@ -394,8 +394,20 @@ class GroupDataset:
                 "call data.commit() after each step, or declare the data without explicit_commit"
             )
 
+    def _kept(self, step: Round) -> Round:
+        """Return this rank's part of a round, without the excluded records."""
+        if self._attendance.left_out and step.epoch not in self._excluded:
+            self._excluded[step.epoch] = self._pieces.excluded(self._attendance.left_out, step)
+        return without(step, self._excluded.get(step.epoch, ()))
+
+    def _lost_in(self, epoch: int) -> int:
+        left_out = self._excluded.get(epoch)
+        if left_out is None:
+            left_out = [each for each in self._attendance.left_out if each[0] == epoch]
+        return sum(end - first for *_, first, end in left_out)
+
     def _end_epoch(self, end: EpochEnd) -> None:
-        lost = sum(last - first for epoch, *_, first, last in self._attendance.left_out if epoch == end.epoch)
+        lost = self._lost_in(end.epoch)
         self._summary = end = replace(end, records=end.records - lost, lost_records=lost)
         if self._rank == 0 and (end.left_out or end.repeated):
             _log.warning(

@@ -6,7 +6,7 @@ records after it (see ``domain.groups.lanes``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
@@ -15,12 +15,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from flightedl.client.data.reading import report_skipped
+from flightedl.domain.groups.incarnation import excluded
 from flightedl.domain.groups.lanes import EpochOrder, GroupData, SourceOrder, SourcePiece
 from flightedl.domain.groups.plan import Piece, Round
 from flightedl.formats.chunk_index import ChunkIndex
 from flightedl.formats.dataset_spec import DatasetSpec
 from flightedl.formats.reader import ChunkReader, Decode, ReadCounts, are_consecutive, joined_tables, taken
 from flightedl.formats.record_places import described, ranges_of
+from flightedl.messages import groups
 from flightedl.ports import Files
 
 #: Most memory and number of the rounds that are read together.
@@ -104,6 +106,10 @@ class PieceReader:
     def place(self, step: Round) -> str:
         order = EpochOrder(self._data, step.epoch, step.order)
         return described(ranges_of(self._index, order, step.pieces))
+
+    def excluded(self, left_out: Collection[groups.Piece], step: Round) -> list[groups.Piece]:
+        """Return records to be skipped as pieces of the order of this round's epoch."""
+        return excluded(left_out, self._data, step.epoch, step.order)
 
     def _opened(self, step: Round) -> EpochOrder:
         if self._order is None or (self._order.epoch, self._order.order) != (step.epoch, step.order):

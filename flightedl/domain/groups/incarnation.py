@@ -28,6 +28,7 @@ from typing import cast
 from msgspec.structs import replace
 
 from flightedl.domain.groups import plan
+from flightedl.domain.groups.lanes import EpochOrder, GroupData
 from flightedl.errors import FencedError, UsageError
 from flightedl.messages.groups import (
     GroupLeaveRequest,
@@ -319,6 +320,27 @@ class Group:
         if record.phase == DONE:
             assert all(each.has_left and (each.has_finished or self.is_stopped) for each in record.ranks.values())
         assert all(each.deaths < self._attempts_limit for each in record.suspects)
+
+
+def excluded(left_out: Collection[Piece], data: GroupData, epoch: int, order: plan.Order) -> list[Piece]:
+    """Return the records to be skipped as pieces of the order that an epoch has in this start.
+
+    If the global batch of an earlier start was another one, its epochs had another order.
+    """
+    found, records = [], dict[int, set[int]]()
+    for each in left_out:
+        its_epoch, lanes, window, *piece = each
+        if (its_epoch, lanes, window) == (epoch, order.lanes, order.window):
+            found.append(each)
+        elif its_epoch == epoch:
+            for chunk, numbers in EpochOrder(data, epoch, plan.Order(lanes, window)).chunk_records(plan.Piece(*piece)):
+                records.setdefault(chunk, set()).update(numbers.tolist())
+    total, searched = data.record_count(order.lanes), EpochOrder(data, epoch, order)
+    for lane in range(order.lanes if records else 0):
+        whole = plan.Piece(lane, 0, -((lane - total) // order.lanes))
+        parts = searched.pieces_of(records, whole)
+        found += [(epoch, order.lanes, order.window, lane, part.first_record, part.end_record) for part in parts]
+    return _disjoint(found)
 
 
 def without(step: plan.Round, left_out: Collection[Piece]) -> plan.Round:

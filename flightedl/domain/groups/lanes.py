@@ -16,7 +16,8 @@ lane decodes each of its chunks only once. The order depends neither on the numb
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -241,6 +242,22 @@ class EpochOrder:
                         yield chunk, inside - start
                     start += int(self._data.records[chunk])
                 number = end
+
+    def pieces_of(self, records: Mapping[int, AbstractSet[int]], within: Piece) -> Iterator[Piece]:
+        """Yield where a piece contains any of these records, given as numbers by chunk. Reads the piece's order."""
+        found = (
+            not records[chunk].isdisjoint(numbers.tolist())
+            for chunk, numbers in self.chunk_records(within)
+            if chunk in records
+        )
+        if not any(found):
+            return
+        middle = (within.first_record + within.end_record) // 2
+        if middle == within.first_record:
+            yield within
+            return
+        yield from self.pieces_of(records, Piece(within.lane, within.first_record, middle))
+        yield from self.pieces_of(records, Piece(within.lane, middle, within.end_record))
 
 
 def _lane(count: int, lanes: int, lane: int) -> tuple[int, int]:

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import astuple
 
+from flightedl.domain.groups.incarnation import excluded
 from flightedl.domain.groups.lanes import EpochOrder, GroupData
 from flightedl.domain.groups.plan import EpochEnd, Order, Piece, RoundPlan
 
@@ -144,3 +146,20 @@ def test_a_million_chunks_are_ordered_with_few_calls():
     order = EpochOrder(data, 0, Order(64, 4096))
     assert calls_of(lambda: EpochOrder(data, 0, Order(64, 4096))) < 2_000
     assert calls_of(lambda: list(order.chunk_records(Piece(5, 10_000_000, 10_000_010)))) < 1_000
+
+
+@settings(max_examples=60, deadline=None)
+@given(layouts, orders, orders, st.integers(0, 3), st.data())
+def test_excluded_records_are_found_in_another_order(sizes, settings, other, epoch, draw):
+    data, total = data_of(sizes), sum(sizes)
+    assume(total >= max(settings.lanes, other.lanes))
+    lane = draw.draw(st.integers(0, settings.lanes - 1))
+    length = -((lane - total) // settings.lanes)
+    first = draw.draw(st.integers(0, length - 1))
+    piece = Piece(lane, first, draw.draw(st.integers(first + 1, length)))
+    left_out = [(epoch, settings.lanes, settings.window, *astuple(piece)), (epoch + 1, 1, 0, 0, 0, 1)]
+    found = excluded(left_out, data, epoch, other)
+    assert {each[:3] for each in found} == {(epoch, other.lanes, other.window)}
+    order = EpochOrder(data, epoch, other)
+    there = [record for each in found for record in records_of(order, Piece(*each[3:]))]
+    assert sorted(there) == sorted(records_of(EpochOrder(data, epoch, settings), piece))

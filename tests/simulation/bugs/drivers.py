@@ -55,7 +55,7 @@ GROUP_BUGS: dict[str, Planted] = {
     ),
     "excluded records are read": bug(
         "ranks get the records that have killed ranks before",
-        answers(f"{_ATTENDANCE}kept", "step"),
+        answers(f"{_DATA}_kept", "step"),
     ),
     "a rank leaves unfinished": bug(
         "a rank does not report that it has reached the end of the data",

@@ -17,6 +17,10 @@ _EVALUATIONS = "domain.master.evaluations:Evaluations."
 _AFTER_FAILURE = "domain.queue.bisection:after_failure"
 
 MASTER_BUGS: dict[str, Planted] = {
+    "records are excluded in one order only": bug(
+        "a record that kills ranks is excluded only from epochs with the order in which it was found",
+        swaps("domain.groups.incarnation:excluded", "elif its_epoch == epoch:", "elif False:"),
+    ),
     "no generation check": bug(
         "reports count although an earlier process of a pserver acknowledged the work",
         answers(f"{_PSERVERS}counts", "True"),
