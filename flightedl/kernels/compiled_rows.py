@@ -155,6 +155,7 @@ class RowPush(NamedTuple):
 
     version: int
     epoch: int
+    clock: int
     rate_factor: float
     seed: int
 

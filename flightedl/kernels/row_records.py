@@ -266,8 +266,13 @@ def touch(t: Table, record: Any, bucket: Any, version: Any, epoch: Any) -> None:
 
 @register_jitable(forceinline=True)
 def retouch(t: Table, record: Any, bucket: Any, version: Any, epoch: Any) -> None:
-    """Record the version and epoch of an existing row's update, and adjust the counts by age."""
+    """Record the version and epoch of an existing row's update, and adjust the counts by age.
+
+    A batch that is repeated may have a lower epoch than the batches that the row has.
+    """
     count_touch(t, record, bucket, -1)
+    if t.layout[AT_EPOCH] >= 0:
+        epoch = max(epoch, np.int64(t.words[record * t.layout[STRIDE] + t.layout[AT_EPOCH]]))
     touch(t, record, bucket, version, epoch)
     count_touch(t, record, bucket, 1)
 

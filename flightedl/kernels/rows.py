@@ -56,6 +56,7 @@ from flightedl.kernels.row_records import (
     exists,
     give_up_run,
     id_at,
+    retouch,
     touch,
 )
 
@@ -179,13 +180,14 @@ def wait(
             if record < 0:
                 w.state[REFUSED] += 1
                 continue
+            touch(w, record, bucket_of(mixed), version, epoch)
         else:
             change(w, record)
             if not exists(w, record, bucket_of(mixed), oldest_version, oldest_epoch):
                 w.words[record * w.layout[STRIDE] + at_updates] = 0
+            retouch(w, record, bucket_of(mixed), version, epoch)
         at = record * w.layout[STRIDE] + at_updates
         w.words[at] += np.uint32(1)
-        touch(w, record, bucket_of(mixed), version, epoch)
         if np.int64(w.words[at]) >= admit_after:
             remove_record(w, record, salt)
             places[found] = place

@@ -150,6 +150,8 @@ class AppliedReply(Reply, frozen=True, kw_only=True):
 
 
 class SealRequest(OfMaster, frozen=True, kw_only=True):
-    """Tells a pserver which epochs are complete, as [epoch, number of tasks]."""
+    """Tells a pserver which epochs have ended, as [epoch, number of tasks]."""
 
     epochs: Annotated[list[tuple[Natural, Natural]], msgspec.Meta(max_length=1024)]
+    #: No tasks of earlier epochs remain: each is done or was set aside.
+    open_epoch: Natural = 0

@@ -745,7 +745,7 @@ class PserverService:
         """
         self._check(request)
         self._life.require_snapshots()
-        self._blocks().set_task_counts(request.epochs)
+        self._blocks().set_task_counts(request.epochs, request.open_epoch)
 
     def reload(self, request: ReloadRequest) -> None:
         """End the process. Its successor restores the values, or waits for initial values.

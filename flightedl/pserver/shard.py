@@ -666,14 +666,14 @@ class Shard:
 
     # applied batches
 
-    def set_task_counts(self, epochs: Sequence[tuple[int, int]]) -> None:
-        """Set the number of tasks in ``epochs``, given as (epoch, tasks); see ``AppliedBatches.set_task_count``.
+    def set_task_counts(self, epochs: Sequence[tuple[int, int]], open_epoch: int = 0) -> None:
+        """See ``BlockProtocol.set_task_counts``.
 
         Raises:
             MessageError: An epoch has more tasks than stated.
         """
         with self._deciding:
-            self._protocol.set_task_counts(epochs)
+            self._protocol.set_task_counts(epochs, open_epoch)
 
     def applied(self) -> AppliedBatches:
         """Return a copy of the set of applied batches."""

@@ -96,7 +96,7 @@ class RowCalls:
         Yields:
             Each table with ids without a row, the gradients of these ids, and their positions.
         """
-        work = self._work(push, common.version - 1, common.epoch)
+        work = self._work(push, common.version - 1, common.clock)
         numbers = push.tables.tolist()
         scales = [scale[table] for table in numbers] if isinstance(scale, Mapping) else [scale]
         distinct = sorted(set(scales))

@@ -201,7 +201,7 @@ class RowCut:
         tables: The store's tables.
         line: Number of this cut among those that are being read.
         version: Version of the span.
-        epoch: Highest epoch of all batches applied so far.
+        epoch: Epoch by which rows expire.
         changes: Changes that the cut contains; None if it contains everything.
         most_bytes: Memory of each part for old contents of rows that change before they are read; None to fit all rows.
         only: Tables whose rows are read, without their waiting ids; None for everything.

@@ -163,7 +163,7 @@ class RowTable:
             Positions of the ids for which rows were created.
         """
         self.allow(room_bytes)
-        return self._make(ids, push, self.oldest(push.version - 1, push.epoch), missing)
+        return self._make(ids, push, self.oldest(push.version - 1, push.clock), missing)
 
     def grow_older(self, version: int, epoch: int, count: int) -> None:
         """Evict rows and free expired rows, after an update of ``count`` ids."""
@@ -233,7 +233,7 @@ class RowTable:
             live = min(live, int(state[row_records.LIVE]))
         if self.rows.by_epoch.size:
             first_epoch = self.oldest(0, epoch)[1]
-            live = min(live, int(self.rows.by_epoch[first_epoch : epoch + 1].sum()))
+            live = min(live, int(self.rows.by_epoch[first_epoch:].sum()))
         # Ids that wait are counted even if they have expired, as long as they are in memory.
         waiting_count = int(waiting[row_records.USED])
         if self.foreign.any():

@@ -5,8 +5,8 @@ All buckets of a store have the same history. A pserver has a separate store for
 history.
 
 The caller ensures that ids, (n,) uint64, are contiguous, distinct within a call, and in the store's buckets.
-``version`` is the span's version as defined by the reference. ``epoch`` is the highest epoch of all batches applied to
-the span so far.
+``version`` is the span's version as defined by the reference. ``epoch`` is the epoch by which
+rows expire; see ``RowSpan.epoch``.
 
 **Rounds.** ``add`` stores contributions without copying them, so the caller must not change them. When the round
 closes, they are summed by id, either in order of arrival or in order of their batches. The sum is then applied like a
@@ -157,6 +157,7 @@ class RowTables:
         *,
         version: int,
         epoch: int,
+        clock: int | None = None,
         scale: float | Mapping[int, float] = 1.0,
         rate_factor: float = 1.0,
         seed: int = 0,
@@ -166,19 +167,21 @@ class RowTables:
         Args:
             push: Gradients by table.
             version: Version after this update. Schedules give the rate of the version before it.
-            epoch: Highest epoch of all batches applied so far, including the batches of this update.
+            epoch: Highest epoch of this update's batches.
+            clock: Epoch by which rows expire, if it is not ``epoch``.
             scale: Factor of the gradients, or one factor for each table in the push.
             rate_factor: Factor of the learning rate.
             seed: Seed of stochastic rounding: the ``batch_seed`` of the batch.
         """
         pushed = push if isinstance(push, TableRows) else TableRows.of(push)
-        common = RowPush(version, epoch, rate_factor, seed)
-        self._version, self._epoch = version, epoch
+        clock = epoch if clock is None else clock
+        common = RowPush(version, epoch, clock, rate_factor, seed)
+        self._version, self._epoch = version, clock
         for table, gradients, missing in self._calls.update(pushed, common, scale):
             self._make(table, gradients, common, missing, scale)
         for table, count in zip(pushed.tables.tolist(), pushed.counts.tolist(), strict=True):
             if self._tables[table].expires:
-                self._tables[table].grow_older(version, epoch, count)
+                self._tables[table].grow_older(version, clock, count)
 
     def _make(
         self,
@@ -217,6 +220,7 @@ class RowTables:
         *,
         version: int,
         epoch: int,
+        clock: int | None = None,
         scale: float | Mapping[int, float] = 1.0,
         rate_factor: float = 1.0,
         seed: int = 0,
@@ -226,7 +230,8 @@ class RowTables:
 
         Args:
             version: Version after this update. Schedules give the rate of the version before it.
-            epoch: Highest epoch of all batches applied so far.
+            epoch: Highest epoch of the round's batches.
+            clock: Epoch by which rows expire, if it is not ``epoch``.
             scale: Factor of the gradients, or one factor for each table in the round, because a mean includes only
                 batches that pushed to the table.
             rate_factor: Factor of the learning rate.
@@ -244,6 +249,7 @@ class RowTables:
             push,
             version=version,
             epoch=epoch,
+            clock=clock,
             scale={table: by[table] * weight for table, weight in weights.items()},
             rate_factor=rate_factor,
             seed=seed,
@@ -294,7 +300,7 @@ class RowTables:
 
         Args:
             version: Version of the span.
-            epoch: Highest epoch of all batches applied so far.
+            epoch: Epoch by which rows expire.
             file: Name of the file to which the cut is written, by which later cuts refer to it. Empty for a cut without
                 a file, which does not remove rows with a small norm, and on which no increment builds.
             after: The newest file in a complete checkpoint. The cut contains the changes since this file, or everything
@@ -341,7 +347,7 @@ class RowTables:
 
         Args:
             version: Version of the span.
-            epoch: Highest epoch of all batches applied so far.
+            epoch: Epoch by which rows expire.
             number: Feed number of the cut if the feed stops at it; otherwise 0. Later changes have higher numbers.
 
         Raises:
@@ -375,7 +381,7 @@ class RowTables:
 
         Args:
             version: Version of the span.
-            epoch: Highest epoch of all batches applied so far.
+            epoch: Epoch by which rows expire.
             number: Number of all changes until now that have none.
             after: Number after which changes are wanted; None for all rows.
             most_bytes: As for ``RowCut``.
@@ -426,7 +432,7 @@ class RowTables:
 
         Args:
             version: Version of the span.
-            epoch: Highest epoch of all batches applied so far.
+            epoch: Epoch by which rows expire.
             copy: Changes since the previous cut. The caller passes it to ``end_copy`` after the last cut.
 
         Raises:
@@ -460,7 +466,7 @@ class RowTables:
         Args:
             buckets: Some buckets of this store.
             version: Version of the span.
-            epoch: Highest epoch of all batches applied so far.
+            epoch: Epoch by which rows expire.
 
         Raises:
             BusyError: a round is open. Retry when it has closed.
@@ -521,7 +527,7 @@ class RowTables:
 
     @property
     def epoch(self) -> int:
-        """Highest epoch of the batches that were applied to the rows."""
+        """Epoch by which rows expire."""
         return self._epoch
 
     def stage(self, chunk: RowChunk) -> None:

@@ -89,7 +89,7 @@ STEPS = st.lists(
     st.tuples(
         st.lists(st.sampled_from(IDS), unique=True, max_size=12),
         st.sampled_from([0, 0, 0, 1]),
-        st.sampled_from(["push", "push", "push", "round", "empty", "cut", "cut", "given up", "restore"]),
+        st.sampled_from(["push", "push", "repeated", "held", "round", "empty", "cut", "cut", "given up", "restore"]),
     ),
     max_size=25,
 )
@@ -111,12 +111,14 @@ class Pair:
         self.newest = ""
         self.removed: list[int] = []
 
-    def push(self, numbers: Sequence[int]) -> None:
+    def push(self, numbers: Sequence[int], lead: int = 0) -> None:
+        """Push a batch whose epoch differs by ``lead`` from the one by which rows expire."""
         self.version += 1
         gradients = self.random.normal(size=(len(numbers), self.spec.dim)).astype(np.float32)
         given: dict[str, Any] = {
             "version": self.version,
-            "epoch": self.epoch,
+            "epoch": max(0, self.epoch + lead),
+            "clock": self.epoch,
             "scale": 0.5,
             "rate_factor": 0.7,
         }
@@ -174,8 +176,8 @@ def test_a_store_behaves_like_the_reference(
     pair = Pair(TableSpec("t", 3, RowAdagrad(lr=0.5), Uniform(1.0), evict=evict, admit_after=admit_after))
     for numbers, more, what in steps:
         pair.epoch += more
-        if what in {"push", "round"}:
-            pair.push(numbers)
+        if what in {"push", "round", "held", "repeated"}:
+            pair.push(numbers, {"held": 1, "repeated": -1}.get(what, 0))
         elif what == "empty":
             pair.version += 1
         elif what in {"cut", "given up"}:

@@ -7,7 +7,7 @@ each row and waiting id that it touches.
 The version and epoch stored in a row, the declared rules (``Evict``) and ``oldest`` determine whether the row exists.
 Rows that no longer exist are treated as if they had never existed. An update sees the same rows as its trainer.
 
-Versions and epochs never decrease. ``epoch`` is the highest epoch of all batches applied so far.
+Versions never decrease. ``epoch`` is the epoch by which rows expire; the epoch of an update may be higher or lower.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Row:
     updates: int
     #: Version of the last update or push of the id.
     version: int
-    #: Highest epoch among all batches applied up to that version.
+    #: Highest epoch among the updates or pushes of the id.
     epoch: int
 
 
@@ -87,6 +87,7 @@ class ReferenceTable:
         *,
         version: int,
         epoch: int,
+        clock: int | None = None,
         scale: float = 1.0,
         rate_factor: float = 1.0,
     ) -> None:
@@ -95,36 +96,37 @@ class ReferenceTable:
         Args:
             gradients: Gradients of shape (dim,) by 64-bit id.
             version: Version that this update makes. Schedules give the rate of the version before it.
-            epoch: Highest epoch of all batches applied so far, including these.
+            epoch: Highest epoch of this update's batches.
+            clock: Epoch by which rows expire, if it is not ``epoch``.
             scale: Factor of the gradients.
             rate_factor: Factor of the learning rate.
         """
         rate = self.spec.optimizer.rate_at(version - 1) * rate_factor
         updated: set[int] = set()
         for row_id, gradient in gradients.items():
-            row = self._admitted(row_id, version, epoch)
+            row = self._admitted(row_id, version, epoch, epoch if clock is None else clock)
             if row is None:
                 continue
             values, slots = np.array(row.values), [np.array(slot) for slot in row.slots]
             update_row(self.spec.optimizer, values, np.array(gradient, float), slots, row.updates, rate, scale)
             row.values, row.slots = values.tolist(), [slot.tolist() for slot in slots]
             row.updates += 1
-            row.version, row.epoch = version, epoch
+            row.version, row.epoch = version, max(row.epoch, epoch)
             updated.add(self.bucket_of(row_id))
         for bucket in updated:
             self._give_up_oldest(bucket, version)
 
-    def _admitted(self, row_id: int, version: int, epoch: int) -> Row | None:
+    def _admitted(self, row_id: int, version: int, epoch: int, clock: int) -> Row | None:
         """Return the row of a pushed id, creating it if this push admits the id. None if the id is still waiting."""
         row = self.rows.get(row_id)
-        if row is not None and self.exists(row_id, row, version - 1, epoch):
+        if row is not None and self.exists(row_id, row, version - 1, clock):
             return row
         self.rows.pop(row_id, None)
         waiting = self.waiting.get(row_id)
-        if waiting is None or not self.exists(row_id, waiting, version - 1, epoch):
+        if waiting is None or not self.exists(row_id, waiting, version - 1, clock):
             waiting = self.waiting[row_id] = Row([], [], 0, version, epoch)
         waiting.updates += 1
-        waiting.version, waiting.epoch = version, epoch
+        waiting.version, waiting.epoch = version, max(waiting.epoch, epoch)
         if waiting.updates < self.spec.admit_after:
             return None
         del self.waiting[row_id]

@@ -213,6 +213,10 @@ class AppliedBatches:
         counts = {cohort.finished.get(epoch) for cohort in self._cohorts}
         return counts.pop() if len(counts) == 1 else None
 
+    def is_finished(self, blocks: range, epoch: int) -> bool:
+        """True if the blocks and all others of their cohorts have applied all of an epoch's batches."""
+        return all(epoch in cohort.finished for cohort, _ in self._masks_of(blocks))
+
     def release(self, blocks: Sequence[int]) -> bytes:
         """Remove blocks and return their sets, which another pserver can ``adopt``."""
         released, gone = self.encoded(blocks), set(blocks)

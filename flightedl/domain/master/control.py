@@ -86,8 +86,11 @@ class PserverControl:
             self._repeated_when_asked[index] = training.repeated_count
             return out.ControlCall(index, generation, AppliedRequest(plan_hash=plan_hash), audit)
         work = training.work
-        if work is not None and (epochs := pservers.epochs_to_seal(index, generation, work.queue)):
-            seal = SealRequest(plan_hash=plan_hash, master_generation=self._generation, epochs=epochs)
+        epochs, open_epoch = ([], 0) if work is None else pservers.epochs_to_seal(index, generation, work.queue)
+        if epochs:
+            seal = SealRequest(
+                plan_hash=plan_hash, master_generation=self._generation, epochs=epochs, open_epoch=open_epoch
+            )
             return out.ControlCall(index, generation, seal, revision=revision)
         if view := members.next_view(index, generation, plan_hash):
             return out.ControlCall(index, generation, view, revision=revision)
@@ -106,8 +109,8 @@ class PserverControl:
                 return self._applied(event, applied, training, now)
             case _, SnapshotReply() as snapshot:
                 self._checkpointing.answered(index, generation, snapshot, now)
-            case SealRequest(epochs=epochs), out.Done():
-                self._pservers.sealed(index, generation, epochs[-1][0] + 1)
+            case SealRequest(epochs=epochs, open_epoch=open_epoch), out.Done():
+                self._pservers.sealed(index, generation, epochs[-1][0] + 1, open_epoch)
         return Consequences()
 
     def _applied(self, event: events.Answered, reply: AppliedReply, training: Training, now: float) -> Consequences:

@@ -53,8 +53,8 @@ class Pservers:
         self._to_restart: Mapping[int, int] = {}
         #: Index -> earliest time at which to ask the pserver for its applied batches again.
         self._ask_at: dict[int, float] = {}
-        #: Index -> (generation, first epoch whose size the process does not know yet).
-        self._sealed: dict[int, tuple[int, int]] = {}
+        #: Index -> (generation, first epoch whose size the process does not know yet, earliest epoch that was open).
+        self._sealed: dict[int, tuple[int, int, int]] = {}
         #: Index -> version of the newest placement that may be stored; see ``placed``.
         self._placements: Mapping[int, int] = {}
         #: Indexes of the pservers that have or may get blocks: all of them before the first placement.
@@ -349,17 +349,28 @@ class Pservers:
 
     # finished epochs
 
-    def epochs_to_seal(self, index: int, generation: int, queue: TaskQueue) -> list[tuple[int, int]]:
-        """Return (epoch, number of tasks) for the finished epochs whose sizes this process does not know."""
-        if not self.is_settled(index, generation):
-            return []
-        known, first = self._sealed.get(index, (0, 0))
-        first = max(first if known == generation else 0, queue.epoch - _SEALED_AT_ONCE)
-        return [(epoch, size) for epoch in range(first, queue.epoch) if (size := size_of(queue, epoch))]
+    def epochs_to_seal(self, index: int, generation: int, queue: TaskQueue) -> tuple[list[tuple[int, int]], int]:
+        """Return what this process does not know about epochs that have ended.
 
-    def sealed(self, index: int, generation: int, end_epoch: int) -> None:
-        """Record that this process knows the sizes of all epochs below ``end_epoch``."""
-        self._sealed[index] = (generation, end_epoch)
+        Returns:
+            (epoch, number of tasks) of each ended epoch whose size it does not know, and the earliest epoch with open
+            tasks. The last one is repeated if earlier epochs were open when it was last sent.
+        """
+        lowest = queue.lowest_open_epoch
+        open_epoch = queue.epoch if lowest is None else min(lowest, queue.epoch)
+        if not self.is_settled(index, generation):
+            return [], open_epoch
+        known, first, was_open = self._sealed.get(index, (0, 0, 0))
+        if known != generation:
+            first = was_open = 0
+        elif was_open < min(first, open_epoch):
+            first -= 1
+        first = max(first, queue.epoch - _SEALED_AT_ONCE)
+        return [(epoch, size) for epoch in range(first, queue.epoch) if (size := size_of(queue, epoch))], open_epoch
+
+    def sealed(self, index: int, generation: int, end_epoch: int, open_epoch: int) -> None:
+        """Record that this process knows the sizes of all epochs below ``end_epoch``, and the earliest open epoch."""
+        self._sealed[index] = (generation, end_epoch, open_epoch)
 
     def check(self) -> None:
         self._recovery.check()

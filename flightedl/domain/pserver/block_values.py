@@ -114,6 +114,8 @@ class Update(msgspec.Struct, frozen=True):
     rate_factor: float = 1.0
     #: True if ``scale`` is 1 divided by the total weight of the round.
     is_mean: bool = False
+    #: First epoch of which the blocks may lack batches; None if that is not an epoch before those of ``batches``.
+    open_epoch: int | None = None
 
 
 class EmptyRound(msgspec.Struct, frozen=True):
@@ -203,6 +205,8 @@ class ReleasedBlocks(NamedTuple):
     #: Block -> election that gave the block its first values. Restored blocks accept no first values.
     elections: Mapping[int, int]
     is_copied_at_once: bool
+    #: See ``BlockSpan.is_behind``.
+    is_behind: bool
 
 
 class Unmovable(enum.StrEnum):

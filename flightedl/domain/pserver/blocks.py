@@ -103,7 +103,7 @@ _NEEDS_OF_ARRIVALS = (_NOTHING_NEEDED, Needs(has_update=True))
 class BlockSpan(SpanPlace):
     """State of adjacent blocks with the same history: they have one version, one open round and the same batches."""
 
-    __slots__ = ("is_copied_at_once", "rounds", "updates")
+    __slots__ = ("is_behind", "is_copied_at_once", "rounds", "updates")
 
     def __init__(self, numbers: range, rounds: BlockRounds, *, is_copied_at_once: bool) -> None:
         super().__init__(numbers)
@@ -111,6 +111,9 @@ class BlockSpan(SpanPlace):
         self.is_copied_at_once = is_copied_at_once
         #: Number of updates to the blocks' values so far.
         self.updates = 0
+        #: True if buckets may receive batches of an epoch before they have all batches of earlier ones. Epochs are
+        #: barriers, so this happens only after a restore, when trainers hold batches of the epoch of the loss.
+        self.is_behind = False
 
     def is_like(self, other: BlockSpan) -> bool:
         """True if cuts copy both spans together, and the spans' histories differ only in the applied batches."""
@@ -144,6 +147,8 @@ class BlockProtocol:
         #: Block number -> election (its create_revision) that gave the block its first values.
         self._elections: dict[int, int] = {}
         self._is_restored = False
+        #: The master has no more tasks of earlier epochs: each is done or was set aside.
+        self._open_epoch = 0
         #: Cuts in progress, by number.
         self._cuts: dict[int, SnapshotCut] = {}
         self._next_cut = 0
@@ -216,6 +221,7 @@ class BlockProtocol:
             for numbers in into:
                 part = BlockSpan(numbers, span.rounds.copy(), is_copied_at_once=span.is_copied_at_once)
                 part.updates = span.updates
+                part.is_behind = span.is_behind
                 parts.append(part)
             at = self.spans.index(span)
             self.spans = [*self.spans[:at], *parts, *self.spans[at + 1 :]]
@@ -246,7 +252,7 @@ class BlockProtocol:
         spans = [span for span in self.spans if span not in (first, second)]
         for numbers in filter(None, (range(start, border), range(border, stop))):
             span = BlockSpan(numbers, first.rounds.copy(), is_copied_at_once=True)
-            span.updates = first.updates
+            span.updates, span.is_behind = first.updates, first.is_behind and second.is_behind
             self._span_of.update(dict.fromkeys(numbers, span))
             spans.append(span)
         self.spans = sorted(spans, key=lambda known: known.numbers.start)
@@ -371,16 +377,21 @@ class BlockProtocol:
 
     def _apply(self, span: BlockSpan, push: Push, arrival: Arrival, weight: float, effects: list[Effect]) -> None:
         if isinstance(arrival, Apply):
-            version = span.rounds.version
+            versions = (span.rounds.version - 1, span.rounds.version)
             rate_factor = 1.0 / (1.0 + arrival.staleness) if self._scales_by_staleness else 1.0
-            effects.append(
-                Update(version - 1, version, span.updates, push.batches, is_of_round=False, rate_factor=rate_factor)
-            )
+            update = Update(*versions, span.updates, push.batches, is_of_round=False, rate_factor=rate_factor)
+            effects.append(self._dated(span, update) if span.is_behind else update)
             span.updates += 1
             if self._cuts:
                 self._note_due(span, effects)
         elif isinstance(arrival, Accumulate):
             effects.append(AddGradient(push.batches[0][0], weight, arrival.is_first, self._is_deterministic))
+
+    def _dated(self, span: BlockSpan, update: Update) -> Update:
+        """Return an update of a span that is behind, with the first epoch of which the span may lack batches."""
+        epochs = range(self._open_epoch, max(batch.epoch for batch, _ in update.batches))
+        found = (epoch for epoch in epochs if not self._applied.is_finished(span.numbers, epoch))
+        return replace(update, open_epoch=next(found, None))
 
     # rounds
 
@@ -396,7 +407,7 @@ class BlockProtocol:
                 update = Update(*versions, span.updates, closing.held, is_of_round=True)
                 if self._is_mean:
                     update = replace(update, is_mean=True, scale=1.0 / closing.total_weight)
-                effects.append(update)
+                effects.append(self._dated(span, update) if span.is_behind else update)
                 span.updates += 1
             else:
                 effects.append(EmptyRound(closing.round, rounds.version))
@@ -552,6 +563,7 @@ class BlockProtocol:
             rounds.clocks,
             elections,
             span.is_copied_at_once,
+            span.is_behind,
         )
 
     def unadoptable(self, released: ReleasedBlocks) -> Unmovable | None:
@@ -573,6 +585,9 @@ class BlockProtocol:
         rounds = BlockRounds.moved(self.mode, released.version, released.members, released.clocks)
         span = BlockSpan(numbers, rounds, is_copied_at_once=released.is_copied_at_once)
         span.updates = released.updates
+        if released.is_behind:
+            # What the master has said of this pserver is not true of these blocks.
+            span.is_behind, self._open_epoch = True, 0
         self.spans = sorted([*self.spans, span], key=lambda known: known.numbers.start)
         self._span_of.update(dict.fromkeys(numbers, span))
         self._elections.update(released.elections)
@@ -583,14 +598,22 @@ class BlockProtocol:
     def applied(self) -> AppliedBatches:
         return self._applied.copy()
 
-    def set_task_counts(self, epochs: Sequence[tuple[int, int]]) -> None:
+    def set_task_counts(self, epochs: Sequence[tuple[int, int]], open_epoch: int = 0) -> None:
         """Set the numbers of tasks in epochs, given as (epoch, tasks); see ``AppliedBatches.set_task_count``.
+
+        Args:
+            epochs: All epochs that have ended, or the last of them.
+            open_epoch: No tasks of earlier epochs remain: each was done here or was set aside.
 
         Raises:
             MessageError: An epoch has more tasks.
         """
         for epoch, task_count in epochs:
             self._applied.set_task_count(epoch, task_count)
+        self._open_epoch = open_epoch
+        if all(epoch < open_epoch for epoch, _ in epochs):
+            for span in self.spans:
+                span.is_behind = False
 
     def restore(self, applied: AppliedBatches, blocks: Restored) -> Sequence[Split]:
         """Restore the state of all blocks from a checkpoint, before clients can see the blocks.
@@ -613,6 +636,7 @@ class BlockProtocol:
         for span in self.spans:
             version, span.updates = blocks[span.numbers.start]
             span.rounds = BlockRounds(self.mode, version)
+            span.is_behind = span.is_copied_at_once
         self._is_restored = True
         return [split for split in splits if len(split.into) > 1]
 

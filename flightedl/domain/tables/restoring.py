@@ -49,7 +49,7 @@ class RestoredSpans(Generic[Cut]):
     def __init__(self) -> None:
         #: Position -> (version, updates) of the restored buckets.
         self.positions: dict[int, tuple[int, int]] = {}
-        #: Position -> highest epoch among the batches in its rows.
+        #: Position -> epoch by which its rows expire.
         self._epochs: dict[int, int] = {}
         #: (first position of a span in a chain of files, table) -> description in the chain's newest file.
         self._tables: dict[tuple[int, int], Cut] = {}
@@ -69,7 +69,7 @@ class RestoredSpans(Generic[Cut]):
             own: Positions of this pserver.
             version: Version of the span's rows.
             updates: Number of updates by the optimizer.
-            epoch: Highest epoch of the batches in the rows.
+            epoch: Epoch by which the rows expire.
         """
         self._stored[stored.start] = stored
         for number in stored:
@@ -82,7 +82,7 @@ class RestoredSpans(Generic[Cut]):
         self._tables[first, table] = cut
 
     def epoch_of(self, numbers: range) -> int:
-        """Return the highest epoch among the batches in the rows of a restored span."""
+        """Return the epoch by which the rows of a restored span expire."""
         return max((self._epochs.get(number, 0) for number in numbers), default=0)
 
     def cuts_of(self, table: int, numbers: range) -> list[tuple[range, Cut]]:

@@ -42,7 +42,8 @@ class SpanState(msgspec.Struct, frozen=True, array_like=True, tag="span"):
     #: (block, election)
     elections: list[tuple[int, int]]
     is_copied_at_once: bool
-    #: Highest epoch of all batches that were applied to buckets.
+    is_behind: bool
+    #: Epoch by which rows expire.
     epoch: int = 0
 
     @property
@@ -61,13 +62,14 @@ class SpanState(msgspec.Struct, frozen=True, array_like=True, tag="span"):
             dict(state.clocks),
             list(state.elections.items()),
             state.is_copied_at_once,
+            state.is_behind,
             epoch,
         )
 
     def released(self, applied: bytes) -> ReleasedBlocks:
         elections: Mapping[int, int] = dict(self.elections)
         history = (self.version, self.updates, applied, self.view, self.members, self.clocks)
-        return ReleasedBlocks(self.numbers, *history, elections, self.is_copied_at_once)
+        return ReleasedBlocks(self.numbers, *history, elections, self.is_copied_at_once, self.is_behind)
 
 
 class SketchState(msgspec.Struct, frozen=True, array_like=True, tag="sketch"):

@@ -75,7 +75,7 @@ class RowSpan(SpanPlace):
         super().__init__(numbers)
         self.rows = rows
         self.lock = lock
-        #: Highest epoch among the batches applied to the rows.
+        #: Epoch by which rows expire: the highest of which a batch was applied after all batches of earlier epochs.
         self.epoch = 0
         self._first = first_bucket
         #: Contributions to the open round, which ``rows`` contains as well.
@@ -134,15 +134,17 @@ class RowSpan(SpanPlace):
             assert received is not None, "a contribution has no gradient"
             self._add(effect, received)
             return
-        self.epoch = max(self.epoch, *(batch.epoch for batch, _ in effect.batches))
+        epochs = [batch.epoch for batch, _ in effect.batches]
+        self.epoch = max(self.epoch, min(epochs if effect.open_epoch is None else (effect.open_epoch, *epochs)))
         if effect.is_of_round:
-            self._update_of_round(effect)
+            self._update_of_round(effect, max(epochs))
             return
         assert received is not None, "an update has no gradient"
         self.rows.update(
             received.gradients,
             version=effect.to_version,
-            epoch=self.epoch,
+            epoch=max(epochs),
+            clock=self.epoch,
             scale=effect.scale,
             rate_factor=effect.rate_factor,
             seed=_seed_of(effect),
@@ -157,13 +159,14 @@ class RowSpan(SpanPlace):
             self._weights[table] = self._weights.get(table, 0.0) + effect.weight
         self.rows.add(received.gradients, effect.batch, effect.weight, is_first=effect.is_first)
 
-    def _update_of_round(self, effect: Update) -> None:
+    def _update_of_round(self, effect: Update, epoch: int) -> None:
         is_ordered = any(added.is_ordered for added, _ in self._kept)
         scales = {table: 1.0 / weight if weight else 0.0 for table, weight in self._weights.items()}
         self._kept.clear()
         self.rows.update_round(
             version=effect.to_version,
-            epoch=self.epoch,
+            epoch=epoch,
+            clock=self.epoch,
             scale=scales if effect.is_mean else effect.scale,
             rate_factor=effect.rate_factor,
             seed=_seed_of(effect),

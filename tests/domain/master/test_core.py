@@ -494,7 +494,25 @@ def test_pservers_get_the_size_of_each_finished_epoch_once() -> None:
         sealed = [
             each for each in bench.serve(done=dict.fromkeys(range(epoch + 1), b"\x01")) if isinstance(each, SealRequest)
         ]
-        assert [each.epochs for each in sealed] == [[(epoch, 1)]]
+        assert [(each.epochs, each.open_epoch) for each in sealed] == [([(epoch, 1)], epoch + 1)]
+
+
+def test_a_pserver_learns_when_the_lost_tasks_of_earlier_epochs_are_done_again() -> None:
+    bench = Bench(tasks=1, epochs=3)
+    bench.serve()
+    bench.finish(bench.take())
+    bench.now += 1.0
+    bench.core.training.work.queue.reopen(0, [(0, 1)])
+
+    def sealed(done: dict[int, bytes]) -> list[tuple[list[tuple[int, int]], int]]:
+        found = [each for each in bench.serve(done=done) if isinstance(each, SealRequest)]
+        return [(each.epochs, each.open_epoch) for each in found]
+
+    assert sealed({}) == [([(0, 1)], 0)]
+    assert sealed({}) == []
+    bench.finish(bench.take())
+    assert sealed({0: b"\x01"}) == [([(0, 1)], 1)]
+    assert sealed({0: b"\x01"}) == []
 
 
 def test_the_model_is_initialized_again_when_all_pservers_lack_its_values() -> None:

@@ -1010,6 +1010,45 @@ def test_finished_epochs_are_sealed():
         bench.protocol.set_task_counts([(1, 0)])
 
 
+def test_restored_buckets_know_up_to_which_epoch_they_have_all_batches():
+    def restored() -> Bench:
+        bench = Bench(Async(), is_whole=True)
+        applied = AppliedBatches(BLOCKS)
+        applied.mark(BLOCKS, Batch(0, 0, 0), 1)
+        bench.restore(applied, dict.fromkeys(BLOCKS, (1, 1)))
+        bench.view(1)
+        bench.protocol.set_task_counts([(0, 2), (1, 1)], 0)
+        return bench
+
+    def push(bench: Bench, epoch: int, task: int = 0) -> int | None:
+        updates = []
+        for first in (SECOND.start, FIRST.start):
+            pushed = bench.protocol.push(first, Push("t1", 1, 1, [(Batch(epoch, task, 0), 1)]), 0, has_gradient=True)
+            assert isinstance(pushed, Pushed)
+            updates += [effect for effect in pushed.effects if isinstance(effect, Update)]
+        return updates[-1].open_epoch
+
+    # The trainer holds batches of epoch 2 while batches of epochs 0 and 1 are repeated.
+    bench = restored()
+    assert [push(bench, 2), push(bench, 0, 1), push(bench, 2, 1)] == [0, None, 1]
+    assert push(bench, 1) is None
+    assert push(bench, 2, 2) is None
+    # Tasks that were set aside are never done.
+    bench = restored()
+    bench.protocol.set_task_counts([(1, 1)], 1)
+    assert push(bench, 2) == 1
+    released = bench.protocol.release(FIRST)
+    assert isinstance(released, ReleasedBlocks)
+    # What the master has said of another pserver is not true of blocks that were restored here.
+    bench = Bench(Async(), 1, is_whole=True)
+    bench.protocol.release(FIRST)
+    bench.protocol.set_task_counts([(0, 2), (1, 1)], 2)
+    assert bench.protocol.adopt(released._replace(view=bench.protocol.view)) is None
+    assert push(bench, 2, 1) == 0
+    bench.protocol.set_task_counts([(1, 1)], 2)
+    assert push(bench, 3) is None, "the master has no more tasks of earlier epochs"
+
+
 # any order of events
 
 

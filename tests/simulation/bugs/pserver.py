@@ -46,6 +46,10 @@ PSERVER_BUGS: dict[str, Planted] = {
             "self._masks_of(sorted({max(block - 1, 0) for block in blocks}))",
         ),
     ),
+    "restored rows expire early": bug(
+        "rows expire by the epoch of a held batch before the batches of earlier epochs have been repeated",
+        swaps(f"{_BLOCKS}restore", "span.is_behind = span.is_copied_at_once", "span.is_behind = False"),
+    ),
     "no dedupe": bug(
         "a pserver applies a batch twice",
         swaps(f"{_BLOCKS}push", "is_new = not any(having)", "is_new = not any(having) or all(having)"),
