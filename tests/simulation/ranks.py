@@ -408,8 +408,8 @@ def _of_model(model: Sequence[Round], plan: GroupPlan, scenario: Scenario) -> It
         counts = _records(model, epoch)
         missing, repeated = scenario.records - len(counts), counts.total() - len(counts)
         batch = plan.batch(max(plan.sizes))
-        # The records of a round that was fetched ahead are excluded, too.
-        excluded = len(scenario.deadly) * batch * (2 if plan.is_ahead else 1)
+        # Excluded are also the records of the rounds since the last commit, and of a round that was fetched ahead.
+        excluded = len(scenario.deadly) * batch * (1 + plan.sync_every if plan.is_ahead else 1)
         may_lack = (batch - 1 if plan.remainder == "drop" else 0) + excluded
         if epoch < last and missing > may_lack:
             yield f"{missing} records of epoch {epoch} are missing"
