@@ -19,6 +19,7 @@ push counts as stray only if its trainer's recording covers the time of the push
 from __future__ import annotations
 
 import math
+from base64 import b64decode
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -175,6 +176,8 @@ class _Reading:
         if name in {BEGUN, "DatasetIndexed"}:
             if tasks := event["tasks"]:
                 self._declared(tasks.get("QueueSettings", tasks))
+            if name == BEGUN and (known := event["stored"]):
+                self._inherited(known.get("StoredState", known))
         elif name == "FilesJoined":
             self._declared(event | {"epochs": self.data.epochs, "follow": True})
         elif name == "Asked" and "StopRequest" in event["request"]:
@@ -185,6 +188,13 @@ class _Reading:
                 self._exclude(news["effect"]["Quarantined"]["piece"])
             elif each.get("Note", {}).get("kind") == Kind.JOB_DONE:
                 self.ends.append(at)
+
+    def _inherited(self, stored: Mapping[str, Any]) -> None:
+        """Read what a predecessor stored just before it was killed, because its recording may lack it."""
+        self.data.is_open |= stored["stop"] is not None
+        failures = builtins_from_json(b64decode(stored["failures"] or b"e30="))
+        for piece in failures.get("details", ()):
+            self._exclude(piece)
 
     def _declared(self, tasks: Mapping[str, Any]) -> None:
         self.data.is_open |= tasks["follow"]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from flightedl.domain.consistency.modes import Async, Mode, Sync
@@ -18,12 +21,14 @@ from flightedl.domain.pserver.block_values import Extent, Joined, Push, Released
 from flightedl.domain.pserver.blocks import BlockProtocol
 from flightedl.domain.pserver.life import PserverLife
 from flightedl.domain.pserver.life_values import IndexAcquired
-from flightedl.domain.queue.values import QueueSettings
+from flightedl.domain.queue.storage import VERSION
+from flightedl.domain.queue.tasks import TaskQueue
+from flightedl.domain.queue.values import FailedPiece, QueueSettings
 from flightedl.domain.trainer.feed import AssignedTask
 from flightedl.domain.trainer.readings import BatchLoop, ReadBatch
 from flightedl.domain.trainer.steps import Steps
 from flightedl.messages.control import ViewMember, ViewRequest
-from flightedl.messages.tasks import FinishedTask, StopRequest, TasksReply, TasksTicket
+from flightedl.messages.tasks import FinishedTask, StopRecord, StopRequest, TasksReply, TasksTicket
 from flightedl.recording.account import Account, account
 from flightedl.recording.reader import recordings_in
 from flightedl.recording.recorded import recorded
@@ -85,11 +90,11 @@ class Job:
         self.run = Run(directory)
         self.master = self.new_master(follow=follow)
 
-    def new_master(self, *, follow: bool = False) -> MasterCore:
+    def new_master(self, *, follow: bool = False, **stored: Any) -> MasterCore:
         settings = CoreSettings(generation=5, pserver_count=1, keeps_checkpoints=False)
         tasks = QueueSettings(2, lambda task: COUNTS[task], epochs=2, follow=follow)
         recorder = self.run.recorder("master")
-        return recorded(recorder, {}, MasterCore, settings, self.run.clocks[-1].now(), StoredState(), tasks)
+        return recorded(recorder, {}, MasterCore, settings, self.run.clocks[-1].now(), StoredState(**stored), tasks)
 
     def later(self) -> None:
         self.run.at(self.run.wall_s + 1.0)
@@ -436,3 +441,20 @@ def test_a_stopped_job_expects_what_any_block_counted(job: Job) -> None:
     assert job.account().is_exact
     protocol.push(2, Push("a", 1, 1, [(ALL[2], 1)]), 0, has_gradient=True)
     assert job.account().lost == 1
+
+
+def test_the_recording_of_a_killed_master_may_lack_a_stop(job: Job) -> None:
+    push(job.pserver(Async(), range(2, 3)), ALL[:2])
+    assert not job.account().is_exact
+    job.new_master(stop=StopRecord())
+    assert job.account().is_exact
+
+
+def test_the_recording_of_a_killed_master_may_lack_a_quarantined_batch(job: Job) -> None:
+    push(job.pserver(Async(), range(2, 3)), ALL[:-1])
+    assert job.account().lost == 1
+    (epoch, task, batch), queue = ALL[-1], TaskQueue(QueueSettings(2, lambda task: COUNTS[task], epochs=2))
+    piece = FailedPiece(epoch, 1, task, batch, batch + 1, 5, "a", "it failed")
+    failures = {"version": VERSION, "serial": 0, "details": [asdict(piece)]}
+    job.new_master(queue=queue.encode_parts()[0], failures=msgspec.json.encode(failures))
+    assert job.account().is_exact
