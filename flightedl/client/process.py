@@ -27,6 +27,7 @@ from flightedl.coordination.coordinators import open_coordinator
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.lives import JobCoordinator
+from flightedl.coordination.presence import PresenceStreams
 from flightedl.domain.trainer.feed import Feed
 from flightedl.formats.dataset_spec import moved_folders
 from flightedl.messages.base import SenderOfJob, decode, encode
@@ -84,6 +85,10 @@ class TrainerProcess:
         self._waits = Waits(self.clock, chosen.say_after_s, chosen.give_up_s, self._waits_for, self._servers_over)
         tls = (self.own_master.access.credentials or "") if self.own_master else chosen.tls_dir
         connector = Connector(Caller("trainer", self.trainer), Role.TRAINER, tls, chosen.integrity, chosen.same_host)
+        self.directory.watch_over(lambda: self.registration.latest)
+        self._presence = PresenceStreams(
+            self.keys.job_name, self.directory, connector, lambda: self.registration.latest
+        )
         self.servers = Servers(chosen.job, self.directory, connector, self._waits.calls)
         #: The time that the script's loop spends in each activity.
         self.probe = StepProbe(self.clock.now)
@@ -177,6 +182,7 @@ class TrainerProcess:
         self._page.close()
         self.progress.close()
         self.registration.close()
+        self._presence.close()
         self.servers.close()
         self.directory.close()
         self._base.close()

@@ -69,6 +69,11 @@ class Registration:
             return self._held
 
     @property
+    def latest(self) -> HeldKey:
+        """The same as ``held``, or the one before while this trainer is registering again. Does not wait."""
+        return self._held
+
+    @property
     def generation(self) -> int:
         return self._held.generation
 

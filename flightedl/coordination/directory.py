@@ -22,6 +22,7 @@ from typing import Self, TypeVar
 
 import msgspec
 
+from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.records import ServerRecord, TrainerRecord
 from flightedl.errors import BegunAnewError, FlightedlError, RolledBackError
@@ -188,6 +189,16 @@ class Directory:
             return is_known or None
 
         return self.wait_until(has_it, timeout_s) is not None
+
+    def watch_over(self, held: Callable[[], HeldKey]) -> None:
+        """Let this process notice at once that its key was deleted. ``held`` must not wait."""
+
+        def look() -> None:
+            own = held()
+            revision, (entry,) = self.entries(own.key)
+            own.seen(entry, revision)
+
+        self.subscribe(look)
 
     def subscribe(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` on the directory's thread after each batch of changes. It must return quickly."""

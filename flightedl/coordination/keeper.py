@@ -34,6 +34,7 @@ from flightedl.ports import (
     Condition,
     Coordinator,
     CreatedAt,
+    Entry,
     Lease,
     LeaseLostError,
     ModifiedAt,
@@ -240,6 +241,11 @@ class HeldKey:
     def has_lost(self) -> None:
         """Mark the key as lost, because a caller has noticed the lease's end before the next renewal did."""
         self._lose(f"the lease of {self.key} has ended")
+
+    def seen(self, entry: Entry | None, revision: int) -> None:
+        """Mark the key as lost if another process has deleted it. ``entry``: the key's, as of a revision of etcd."""
+        if revision >= self.generation and (entry is None or entry.create_revision != self.generation):
+            self._lose(f"{self.key} was deleted by another process")
 
     def hold_for(self, ttl_s: float) -> None:
         """Change the time to live at the next renewal. The key keeps its value."""

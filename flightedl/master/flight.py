@@ -13,6 +13,7 @@ from flightedl.formats.stored_index import PIECES_SCHEMA
 from flightedl.master.service import MasterService
 from flightedl.messages.base import OfJob, SenderOfJob, decode, encode
 from flightedl.messages.checkpoints import CheckpointRequest, SaveModelRequest
+from flightedl.messages.control import PresenceRequest
 from flightedl.messages.declarations import DatasetDeclaration, EvaluationDeclaration, ModelDeclaration
 from flightedl.messages.feed import ChangesTicket
 from flightedl.messages.groups import GroupLeaveRequest, GroupPlaceRequest, GroupStartRequest
@@ -47,6 +48,7 @@ _OF_AN_ADMIN = ("set_mode", "checkpoint", "retry_failed", "drop_failed", "stacks
 _ROLES = {
     **dict.fromkeys(_OF_A_TRAINER, (Role.TRAINER,)),
     **dict.fromkeys(_OF_AN_ADMIN, (Role.ADMIN,)),
+    "presence": (Role.TRAINER, Role.SERVER),
     "scale": (Role.ADMIN, Role.SERVER),
     "moved": (Role.SERVER,),
     "status": tuple(Role),
@@ -98,7 +100,7 @@ class MasterFlight:
                 "index": self._get_index,
                 "read": lambda ticket, _: self._service.locations.read(ticket),
             },
-            request_streams={"tasks": self._ask_for_tasks},
+            request_streams={"tasks": self._ask_for_tasks, "presence": self._hear},
             info=self._info,
             flights=lambda criteria, _: self._service.locations.commands(criteria),
             roles=_ROLES,
@@ -158,6 +160,10 @@ class MasterFlight:
                 ahead=_located(request, reply.ahead, ahead),
             )
         )
+
+    def _hear(self, body: bytes, call: Call) -> bytes:
+        self._service.presence.hear(decode(body, PresenceRequest), call)
+        return b"{}"
 
     def _info(self, command: bytes, call: Call) -> Endpoints:
         """Return where to read a parameter or table, or all blocks of all pservers."""

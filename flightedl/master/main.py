@@ -118,6 +118,7 @@ class MasterProcess(ServerProcess[MasterSettings]):
             service.start(read_state(coordinator, self._keys, checkpoints))
             server.start_serving(ServerIdentity(self._settings.job, "master", 0, held.generation))
             self._publish(held, server.port)
+            directory.watch_over(lambda: held)
             page = JobPage(service.status, service.journal, self._clock)
             _log.info("master ready generation=%d port=%d", held.generation, server.port)
             with self._pages(0, held, lambda: figures(service.status()), page.answer):

@@ -27,6 +27,7 @@ from flightedl.master.growing import Growing
 from flightedl.master.indexing import DatasetIndexing
 from flightedl.master.journal import Journal
 from flightedl.master.moves import MoveTransactions, read_moves
+from flightedl.master.presence import PresenceWatch
 from flightedl.master.progress import TrainerProgress, report_every_s
 from flightedl.master.pservers import PserverLinks
 from flightedl.master.reading import ModelLocations
@@ -111,6 +112,7 @@ class MasterService:
         self.declaring = Declaring(state, self.growing, self._indexing)
         self.checkpoints = CheckpointStore(checkpoints, state, chosen.job)
         self.tasks = Tasks(state)
+        self.presence = PresenceWatch(coordinator, directory, keys, clock)
         self.exports = ModelExports(checkpoints, chosen.job, state.ask, held.require, clock)
 
     def start(self, recovered: RecoveredState) -> None:
@@ -139,6 +141,7 @@ class MasterService:
         self.read_directory()
 
     def close(self) -> None:
+        self.presence.close()
         self.exports.close()
         self.growing.close()
         self._links.close()

@@ -47,6 +47,16 @@ class ViewReply(Reply, frozen=True, kw_only=True):
     refuses_mode: bool = False
 
 
+class PresenceRequest(Request, frozen=True, kw_only=True):
+    """Opens a stream by which the master notices the end of a process; see ``domain.master.presence``."""
+
+    #: Key in etcd that the process holds.
+    key: Text
+    generation: Natural
+    #: Number of streams that the process keeps open.
+    streams: Annotated[int, msgspec.Meta(ge=2, le=16)]
+
+
 class OrderNumber(msgspec.Struct, frozen=True):
     """Position of a snapshot request in the order of the job's requests. A pserver carries out only the newest one."""
 

@@ -32,6 +32,7 @@ __all__ = [
     "leave",
     "on_termination",
     "process_id",
+    "refuses",
     "release_startup_memory",
     "require_bindable",
     "set_garbage_aside",
@@ -84,6 +85,18 @@ def require_bindable(host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             raise UsageError(f"cannot listen on {host} port {port} ({error.strerror}): choose another port") from None
+
+
+def refuses(address: str, timeout_s: float) -> bool:
+    """True if no process listens at ``host:port``, according to the machine there."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout_s).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def hold_name(name: str) -> AbstractContextManager[object] | None:

@@ -24,6 +24,7 @@ from flightedl.config import PserverSettings
 from flightedl.coordination.checkpoint_places import job_storage
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keeper import HeldKey
+from flightedl.coordination.presence import PresenceStreams
 from flightedl.coordination.process import ServerProcess, run_server
 from flightedl.domain.moving.standby import claims, has_unclaimed, index_to_follow, keeps_following
 from flightedl.errors import (
@@ -67,6 +68,7 @@ class PserverProcess(ServerProcess[PserverSettings]):
 
     def _serve_index(self, coordinator: Coordinator, directory: Directory) -> int:
         shares_memory = self._settings.same_host != "never"
+        connector = Connector(Caller("pserver", self._settings.job), Role.SERVER, self._settings.tls_dir)
         service = PserverService(
             directory,
             self._keys,
@@ -77,18 +79,13 @@ class PserverProcess(ServerProcess[PserverSettings]):
             self._recorder,
             self._settings.table_memory_mb << 20,
             shares_memory=shares_memory,
-            peers=Peers(
-                directory,
-                self._keys,
-                coordinator,
-                Connector(Caller("pserver", self._settings.job), Role.SERVER, self._settings.tls_dir),
-            ),
+            peers=Peers(directory, self._keys, coordinator, connector),
             retire=lambda: self.end(0, "the job has fewer pservers now"),
             consumers=ConsumerPositions(coordinator, directory, self._keys, self._clock),
         )
         server = self._server(PserverFlight(service, self._clock, shares_memory=shares_memory).routes())
         service.refusals = lambda: server.refusals
-        held = None
+        held = presence = None
         try:
             held = self._acquire_index(coordinator, directory, server.port, service)
             if held is None:
@@ -101,6 +98,8 @@ class PserverProcess(ServerProcess[PserverSettings]):
             service.acquire_index(index, held.generation, lambda: held.is_held)
             server.start_serving(ServerIdentity(self._settings.job, "pserver", index, held.generation))
             _log.info("pserver ready index=%d generation=%d port=%d", index, held.generation, server.port)
+            directory.watch_over(lambda: held)
+            presence = PresenceStreams(self._settings.job, directory, connector, lambda: held)
             directory.subscribe(lambda: self._look(service))
             self._look(service)
             with self._pages(index, held, lambda: figures(service.status())):
@@ -125,6 +124,8 @@ class PserverProcess(ServerProcess[PserverSettings]):
             server.stop(self._settings.drain_s)
             if held is not None:
                 held.release()
+            if presence is not None:
+                presence.close()
 
     def _leave(self, service: PserverService, directory: Directory) -> bool:
         """Move all blocks to other pservers, if the settings allow it and time is left. Return True if none remain."""

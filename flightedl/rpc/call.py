@@ -61,6 +61,7 @@ class Call:
         "caller",
         "closing",
         "deadline",
+        "ended",
         "headers",
         "is_late",
         "is_reading",
@@ -98,6 +99,8 @@ class Call:
         self.is_resting = False
         #: Set by a thread of the server within a quarter of a second of the deadline. Reading it is cheap.
         self.is_late = False
+        #: Called when a request stream has ended, also because its client has died. A handler of its requests sets it.
+        self.ended: Callable[[], None] | None = None
         self._clock = clock
         self._cancelled = cancelled
 

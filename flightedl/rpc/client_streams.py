@@ -193,6 +193,11 @@ class ClientExchange:
                 raise
         self._close(error)
 
+    def cancel(self) -> None:
+        """Abort the stream while another thread reads, which gets an error."""
+        with suppress(*FOREIGN_ERRORS):
+            self._reader.cancel()
+
     def have(self, line: Line) -> None:
         """Attach a line. It is closed with the stream, or when the calls of the connection are aborted."""
         self._lines.add(self, line)

@@ -231,9 +231,13 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
     def _converse(self, asked: Callable[[bytes, Call], bytes], _: bytes, exchange: Exchange, call: Call) -> None:
         """Serve a request stream: answer requests one after the other until an error occurs."""
         exchange.begin(NO_COLUMNS)
-        while (request := exchange.read_request()) is not None:
-            self._admission.require_serving()
-            exchange.write_metadata(sealed(asked(request, call)))
+        try:
+            while (request := exchange.read_request()) is not None:
+                self._admission.require_serving()
+                exchange.write_metadata(sealed(asked(request, call)))
+        finally:
+            if call.ended is not None:
+                call.ended()
 
     @_guarded
     def get_flight_info(

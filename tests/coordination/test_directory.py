@@ -12,6 +12,7 @@ import pytest
 from flightedl.adapters.clock import SystemClock
 from flightedl.adapters.etcd import EtcdCoordinator
 from flightedl.coordination.directory import Directory
+from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.records import ServerRecord, TrainerRecord
 from flightedl.ports import Delete
@@ -281,3 +282,33 @@ def test_a_removal_advances_the_revision(directory: Directory, coordinator: Memo
     removed = coordinator.transact([], [Delete(keys.ps_desired)]).revision
     assert directory.wait_until(lambda d: d.revision >= removed or None, 5)
     assert directory.ps_desired() is None
+
+
+def test_a_process_notices_at_once_that_its_key_was_deleted(
+    directory: Directory, coordinator: MemoryCoordinator, keys: JobKeys, clock: ProcessClock
+) -> None:
+    lost: list[str] = []
+    # The lease is renewed no earlier than after ten seconds.
+    held = HeldKey.claim(coordinator.another(), clock, keys.trainer("t"), b"{}", 30.0, lost.append)
+    assert held is not None
+    directory.watch_over(lambda: held)
+    put(coordinator, keys.trainer("other"), b"{}")
+    assert directory.wait_until(lambda d: d.entry(keys.trainer("other")), 5) is not None
+    assert held.is_held
+    coordinator.transact([], [Delete(keys.trainer("t"))])
+    eventually(lambda: lost, 5)
+    assert not held.is_held
+    assert "deleted by another process" in lost[0]
+    held.release()
+
+
+def test_a_directory_older_than_a_key_does_not_end_it(
+    coordinator: MemoryCoordinator, keys: JobKeys, clock: ProcessClock
+) -> None:
+    held = HeldKey.claim(coordinator, clock, keys.trainer("t"), b"{}", 30.0)
+    assert held is not None
+    held.seen(None, held.generation - 1)
+    assert held.is_held
+    held.seen(None, held.generation)
+    assert not held.is_held
+    held.release()

@@ -91,6 +91,7 @@ class Handlers:
             raise self.failures[-1]
         self.requests.append(request)
         self.calls.append(call)
+        call.ended = self.ended.set
         return b"answer to " + request
 
     def endless(self, ticket: bytes, call: Call) -> Outgoing:

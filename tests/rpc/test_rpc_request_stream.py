@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from flightedl.errors import (
     BusyError,
     DamagedError,
     FencedError,
+    FlightedlError,
     MessageError,
     NotReadyError,
     OutcomeUnknownError,
@@ -259,3 +261,24 @@ def test_an_old_stream_is_not_used_for_a_short_request_either() -> None:
         assert len(opened) == count
         clock.advance(4.0)
     kept.close_idle()
+
+
+def test_a_handler_learns_that_its_stream_has_ended(
+    requests: RequestStream, connection: Connection, handlers: Handlers
+) -> None:
+    requests.ask(connection, FIRST, timeout_s=TIMEOUT_S)
+    assert not handlers.ended.is_set()
+    requests.close_idle()
+    assert handlers.ended.wait(TIMEOUT_S)
+
+
+def test_another_thread_can_cancel_a_stream_that_waits_for_an_answer(
+    connection: Connection, server: FlightServer, handlers: Handlers
+) -> None:
+    with connection.exchange(b'{"verb": "answer"}', NO_COLUMNS, timeout_s=TIMEOUT_S) as stream:
+        stream.write_metadata(sealed(FIRST))
+        assert stream.answer()[1] is not None
+        threading.Timer(0.1, stream.cancel).start()
+        with pytest.raises(FlightedlError):
+            stream.answer()
+    assert handlers.ended.wait(TIMEOUT_S)

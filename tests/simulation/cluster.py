@@ -137,6 +137,8 @@ class Cluster:
         keeps_history: bool = False,
     ) -> None:
         self.scenario = scenario
+        presence = sys.modules["flightedl.coordination.presence"]
+        vars(presence)["STREAMS"] = 2 if scenario.has_presence else 0
         self.told = Told()
         self.scheduler = Scheduler(
             scenario.seed, Pace(nap=scenario.nap, nap_s=scenario.nap_s), keeps_history=keeps_history

@@ -69,6 +69,12 @@ def require_bindable(host: str, port: int) -> None:
         raise UsageError(f"cannot listen on {host} port {port} (in use): choose another port")
 
 
+def refuses(address: str, timeout_s: float) -> bool:
+    """True if no live process listens there, and the way there is open."""
+    host, _, port = address.rpartition(":")
+    return network().server_at((numeric(host), int(port))) is None
+
+
 def hold_name(name: str) -> contextlib.AbstractContextManager[object]:
     """Every name is free: machines have enough processors."""
     return contextlib.nullcontext()

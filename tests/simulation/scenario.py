@@ -65,6 +65,8 @@ SHARES = {
     "local steps": 0.1,
     # Allocations of pservers that fail.
     "no memory": 0.1,
+    # Processes keep streams to the master open, which shows at once that they have died.
+    "presence": 0.1,
     # Only on request.
     "etcd back": 0.0,
 }
@@ -268,6 +270,8 @@ class Scenario:
     breaks: float = 0.0
     losses: float = 0.0
     doubles: float = 0.0
+    #: True if processes keep streams to the master open.
+    has_presence: bool = False
     #: True if the number of pservers changes, so that blocks move.
     moves: bool = False
     strikes: tuple[Strike, ...] = ()
@@ -322,6 +326,7 @@ class Scenario:
             "watched": self.is_watched,
             "followed": self.is_followed,
             "saved": self.saves,
+            "presence": self.has_presence,
             "moves": self.moves,
             "rollback": self.recovery == "rollback",
             "no store": not self.has_store,
@@ -447,6 +452,7 @@ def _with_servers(seed: int, wanted: Wanted, draws: _Draws) -> Scenario:
         evaluates=draws.has("evaluations"),
         is_watched=draws.has("watchers"),
         is_followed=draws.has("followers"),
+        has_presence=draws.has("presence"),
         saves=draws.has("saves"),
     )
     if made.mode == "async" and not wanted.optimizer and draws.has("sums"):

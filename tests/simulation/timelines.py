@@ -19,7 +19,7 @@ _SHOWN_S = 9.0
 #: Lines within this time that differ only in their process become one.
 _TOGETHER_S = 0.3
 _JOB = {"epochs": 1, "records": 512, "batch_s": 1.0, "checkpoint_every_s": 3.0, "lease_ttl_s": 5.0}
-_JOB |= {"trainers": 2, "pservers": 2, "masters": 1}
+_JOB |= {"trainers": 2, "pservers": 2, "masters": 1, "has_presence": True}
 #: Heading of a timeline -> (seed; kind, role and extent of its fault; what differs from ``_JOB``).
 TIMELINES: dict[str, tuple[int, tuple[str, str, float], dict[str, float]]] = {
     "A trainer is killed": (1, ("kill", "trainer", 1.0), {}),
@@ -40,11 +40,13 @@ _TRAINER = r"trainer=(\w+)-\w+"
 #: What a process logs -> what a timeline says. All other lines are left out.
 _SAYS = {
     r"checkpoint complete number=(\d+)": _CHECKPOINT,
-    rf"trainer is gone {_TRAINER} .*held=(\d+)": "the lease of {} has ended: {} tasks return to the queue",
+    rf"trainer is gone {_TRAINER} .*held=(\d+)": "{} is gone: {} tasks return to the queue",
+    rf"presumed dead, .*: {_TRAINER}": "presumes {} dead, because its connections have closed",
+    r"presumed dead, .*: index=(\d+)": "presumes pserver {} dead, because its connections have closed",
     rf"trainer registered {_TRAINER}": "sees the registration of {}",
     rf"trainer left the rounds {_TRAINER}": "rounds no longer wait for {}",
     rf"trainer joined the rounds {_TRAINER}": "rounds wait for {} from now on",
-    r"pserver is gone index=(\d+)": "the lease of pserver {} has ended",
+    r"pserver is gone index=(\d+)": "pserver {} is gone",
     r"checkpoints: pserver (\d+) was lost .* checkpoint (\d+)": "gives up checkpoint {1}, because pserver {0} is lost",
     r"pserver is settled index=(\d+) .*repeat=([1-9]\d*)": "puts {1} tasks back, because pserver {0} lacks batches",
     r"a master has taken over": "takes over, with the queue that is stored in etcd",

@@ -17,6 +17,14 @@ _EVALUATIONS = "domain.master.evaluations:Evaluations."
 _AFTER_FAILURE = "domain.queue.bisection:after_failure"
 
 MASTER_BUGS: dict[str, Planted] = {
+    "one broken stream is a death": bug(
+        "a process is presumed dead when one of its connections breaks",
+        swaps("domain.master.presence:_Streams.has_broken", "not self.open", "len(self.open) < self.wanted"),
+    ),
+    "a deadline is a death": bug(
+        "a process whose streams end at their deadlines is presumed dead",
+        drops("domain.master.presence:Presences.ended", "known.is_judged &= is_broken"),
+    ),
     "records are excluded in one order only": bug(
         "a record that kills ranks is excluded only from epochs with the order in which it was found",
         swaps("domain.groups.incarnation:excluded", "elif its_epoch == epoch:", "elif False:"),
