@@ -45,14 +45,15 @@ class PresenceWatch:
         self._presences = Presences()
         self._changed = threading.Condition()
         self._is_closed = False
-        self._thread = threading.Thread(target=self._run, name="flightedl-presence", daemon=True)
-        self._thread.start()
+        #: Started with the first stream.
+        self._thread: threading.Thread | None = None
 
     def close(self) -> None:
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
 
     def hear(self, request: PresenceRequest, call: Call) -> None:
         """Note the stream of this call as one of a process that holds a key.
@@ -76,6 +77,9 @@ class PresenceWatch:
                 raise UsageError("too many processes have streams already: the others are judged by their leases alone")
             self._presences.opened(process, id(call), request.streams)
             call.ended = partial(self._ended, process, call)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="flightedl-presence", daemon=True)
+                self._thread.start()
 
     def _ended(self, process: Process, call: Call) -> None:
         is_broken = call.remaining_s() > _DEADLINE_S and not call.closing.is_set()
