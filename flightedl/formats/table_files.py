@@ -7,8 +7,9 @@
 * With slots: ``updates`` (int64), and one float32 column for each optimizer slot, which contains numbers or lists of
   ``dim`` numbers.
 
-Files from other programs can be read: ids may be integers of any width or strings, and values may be any floats, in
-lists of fixed or variable size. Unknown columns are ignored, and so are slots of an optimizer other than the table's.
+Files from other programs can be read: ids may be integers of any width, strings or bytes, and values may be any floats
+in lists of fixed or variable size. Unknown columns are ignored, and so are slots of an optimizer other than the
+table's.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from flightedl.domain.tables.placement import as_ids, ids_of_texts
-from flightedl.domain.tables.spec import TableSpec
+from flightedl.domain.tables.spec import TableSpec, slots_of_new_rows
 from flightedl.errors import DataError
 from flightedl.formats.parquet import Footer
-from flightedl.formats.row_batches import StoredRows
+from flightedl.formats.row_batches import ROWS_OF, StoredRows
 from flightedl.formats.sinks import PartsSink
-from flightedl.formats.sources import WatchedFile, opened, parsing
+from flightedl.formats.sources import opened, parsing
 from flightedl.kernels.half_precision import float32_of, shortened
 from flightedl.ports import Files
 
@@ -38,6 +39,7 @@ _ROWS_A_GROUP = 1 << 17
 _ROWS_AT_ONCE = 1 << 16
 _OPTIMIZER = b"flightedl.optimizer"
 _LARGEST_HALF = 65504.0
+_TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
 
 
 class FileRows(NamedTuple):
@@ -49,6 +51,19 @@ class FileRows(NamedTuple):
     #: (n,) uint32, and (n, total size of all slots); None if the file has no slots of this optimizer.
     updates: npt.NDArray[np.uint32] | None
     slots: Floats | None
+
+    def chosen(self, which: npt.NDArray[Any]) -> FileRows:
+        """Return some of the rows, given their numbers or a mask."""
+        return FileRows(*(None if column is None else column[which] for column in self))  # type: ignore[arg-type]
+
+    def stored(self, spec: TableSpec, table: int = 0) -> StoredRows:
+        """Return the rows as of version and epoch 0. They have the state of new rows if the file has no slots."""
+        count, values = len(self.ids), as_kept(self.values, spec.dtype)
+        zeros = np.zeros(count, np.uint32)
+        updates = zeros if self.updates is None else self.updates
+        slots = slots_of_new_rows(spec, count) if self.slots is None else self.slots
+        kind = f"{ROWS_OF}{values.dtype.name}"
+        return StoredRows(0, table, kind, self.ids, updates, zeros, zeros, slots, values)
 
 
 # --- writing ---
@@ -137,27 +152,29 @@ def _column(array: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
 def require_table_file(files: Files, url: str, spec: TableSpec) -> None:
     """Raise DataError unless the file's footer describes rows of this table."""
     with opened(files, url) as source:
-        _require(url, Footer(source).schema, spec)
+        require_rows(url, Footer(source).schema, spec)
 
 
-def _require(url: str, schema: pa.Schema, spec: TableSpec) -> None:
+def require_rows(url: str, schema: pa.Schema, spec: TableSpec) -> None:
+    """Raise DataError unless the schema of a file describes rows of this table."""
     for name in ("id", "values"):
         if schema.names.count(name) != 1:
             raise DataError(f"{url} has no column {name!r}: a table's rows are in the columns id and values")
     ids, values = schema.field("id").type, schema.field("values").type
     if not (pa.types.is_integer(ids) or _is_text(ids)):
         raise DataError(f"{url} has ids of type {ids}: they must be integers or texts")
-    if not _is_list(values) or not pa.types.is_floating(values.value_type):
+    if not is_list(values) or not pa.types.is_floating(values.value_type):
         raise DataError(f"{url} has values of type {values}: they must be lists of floats")
     if pa.types.is_fixed_size_list(values) and values.list_size != spec.dim:
         raise DataError(f"{url} has rows of {values.list_size} values, and table {spec.name!r} has dim {spec.dim}")
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+    return any(is_(kind) for is_ in _TEXTS)
 
 
-def _is_list(kind: pa.DataType) -> bool:
+def is_list(kind: pa.DataType) -> bool:
+    """True if a column of this type contains lists."""
     return bool(pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
@@ -169,7 +186,7 @@ def read_table_file(files: Files, url: str, spec: TableSpec) -> Iterator[FileRow
     """
     with opened(files, url) as source:
         footer = Footer(source)
-        _require(url, footer.schema, spec)
+        require_rows(url, footer.schema, spec)
         slots = [slot.name for slot in spec.optimizer.slots]
         has_slots = _has_slots(footer, spec)
         names = ["id", "values", *(["updates", *slots] if has_slots else [])]
@@ -177,7 +194,9 @@ def read_table_file(files: Files, url: str, spec: TableSpec) -> Iterator[FileRow
             pa.PythonFile(source, mode="r"), metadata=footer.metadata, page_checksum_verification=True
         )
         for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=names, use_threads=False):
-            yield _file_rows(url, source, batch, spec, slots if has_slots else None)
+            with parsing(source, "its rows"):
+                found = file_rows(url, batch, spec, slots if has_slots else None)
+            yield found
 
 
 def _has_slots(footer: Footer, spec: TableSpec) -> bool:
@@ -190,29 +209,31 @@ def _has_slots(footer: Footer, spec: TableSpec) -> bool:
     )
 
 
-def _file_rows(
-    url: str, source: WatchedFile, batch: pa.RecordBatch, spec: TableSpec, slots: Sequence[str] | None
-) -> FileRows:
-    with parsing(source, "its rows"):
-        if any(column.null_count for column in batch.columns):
-            raise DataError(f"{url} has nulls among its rows")
-        column = batch.column("id")
-        is_text = _is_text(column.type)
-        ids = ids_of_texts(column.to_pylist()) if is_text else as_ids(column.to_numpy(zero_copy_only=False))
-        values = _matrix(url, batch.column("values"), spec)
-        if not np.isfinite(values).all():
-            worst = batch.column("id")[int(np.flatnonzero(~np.isfinite(values).all(axis=1))[0])].as_py()
+def file_rows(url: str, batch: pa.RecordBatch, spec: TableSpec, slots: Sequence[str] | None) -> FileRows:
+    """Convert a record batch to rows. ``slots`` contains the columns of the optimizer's slots, or None to ignore them.
+
+    Raises:
+        DataError: a row has other values than ``dim`` finite numbers. The message names the file.
+    """
+    if any(column.null_count for column in batch.columns):
+        raise DataError(f"{url} has nulls among its rows")
+    column = batch.column("id")
+    values = _matrix(url, batch.column("values"), spec)
+    parts = [_matrix(url, batch.column(name), spec) for name in slots or ()]
+    for part in (values, *parts):
+        if not np.isfinite(part).all():
+            worst = column[int(np.flatnonzero(~np.isfinite(part).all(axis=1))[0])].as_py()
             raise DataError(f"{url} has NaN or infinity in the row of id {worst}")
-        if slots is None:
-            return FileRows(ids, values, None, None)
-        parts = [_matrix(url, batch.column(name), spec) for name in slots]
-        updates = batch.column("updates").to_numpy().astype(np.uint32)
-        return FileRows(ids, values, updates, np.concatenate([np.empty((len(ids), 0), np.float32), *parts], axis=1))
+    ids = ids_of_texts(column.to_pylist()) if _is_text(column.type) else as_ids(column.to_numpy(zero_copy_only=False))
+    if slots is None:
+        return FileRows(ids, values, None, None)
+    updates = batch.column("updates").cast(pa.uint32()).to_numpy()
+    return FileRows(ids, values, updates, np.concatenate([np.empty((len(ids), 0), np.float32), *parts], axis=1))
 
 
 def _matrix(url: str, column: pa.Array, spec: TableSpec) -> Floats:
     """Return a column of lists as an array (n, dim), and a column of numbers as (n, 1)."""
-    if not _is_list(column.type):
+    if not is_list(column.type):
         numbers: Floats = column.to_numpy().astype(np.float32).reshape(-1, 1)
         return numbers
     flat: Floats = column.flatten().to_numpy(zero_copy_only=False).astype(np.float32)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flightedl.domain.tables.placement import BUCKETS, buckets_of
-from flightedl.domain.tables.spec import TableSpec
+from flightedl.domain.tables.spec import TableSpec, slots_of_new_rows
 from flightedl.kernels import row_cuts, row_handles, row_records, row_rules, rows
 from flightedl.kernels.compiled import half_kernels
 from flightedl.kernels.compiled_rows import RowPush, init_numbers, row_kernel
@@ -24,7 +24,6 @@ from flightedl.rowstore.values import (
     RowChunk,
     bit_words,
     either_bits,
-    slots_of_new_rows,
 )
 
 #: Number of new rows to initialize at a time, so that their records stay in the processor's cache.

@@ -23,13 +23,6 @@ _FIRST: Numbers = np.zeros(1, np.int64)
 NO_SHIFTS: Numbers = np.empty(0, np.int64)
 
 
-def slots_of_new_rows(spec: TableSpec, count: int) -> Floats:
-    """Return the slots of new rows before their first update, (count, elements of all slots)."""
-    slots = spec.optimizer.slots
-    whole = np.repeat(np.array([slot.initial for slot in slots], np.float32), [slot.width(spec.dim) for slot in slots])
-    return np.tile(whole, (count, 1))
-
-
 class TableGradients(NamedTuple):
     """Part of a push or read that belongs to one table. Reads have no gradients."""
 

@@ -7,6 +7,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from flightedl.domain.model.initial import Init, Zeros, stream_key
 from flightedl.domain.model.optimizers import Optimizer
 from flightedl.domain.model.parameters import ITEM_SIZES_BYTES, NAME_LENGTH_LIMIT
@@ -107,6 +110,13 @@ class TableSpec(Setting):
         ]
         given = [limit for limit in limits if limit is not None]
         return -(-min(given) // BUCKETS) if given else None
+
+
+def slots_of_new_rows(spec: TableSpec, count: int) -> npt.NDArray[np.float32]:
+    """Return the slots of new rows before their first update, (count, elements of all slots)."""
+    slots = spec.optimizer.slots
+    whole = np.repeat(np.array([slot.initial for slot in slots], np.float32), [slot.width(spec.dim) for slot in slots])
+    return np.tile(whole, (count, 1))
 
 
 def batch_seed(epoch: int, task: int, batch: int) -> int:

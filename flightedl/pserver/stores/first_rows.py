@@ -8,15 +8,11 @@ from __future__ import annotations
 
 import logging
 
-import numpy as np
-
-from flightedl.domain.tables.spec import TableSpec
 from flightedl.errors import UsageError
-from flightedl.formats.table_files import FileRows, as_kept, read_table_file
+from flightedl.formats.table_files import read_table_file
 from flightedl.ports import Clock, Files
 from flightedl.pserver.stores.row_span import RowSpan
-from flightedl.rowstore.tables import RowChunk
-from flightedl.rowstore.values import slots_of_new_rows
+from flightedl.pserver.stores.stored_rows import chunk_of
 
 _log = logging.getLogger(__name__)
 
@@ -42,17 +38,10 @@ def load_first_rows(span: RowSpan, files: Files, clock: Clock) -> None:
                         f"table {spec.name!r}: there is no memory for all rows of {spec.first_rows}: use more "
                         "pservers, or give them more memory (--table-memory-mb)"
                     )
-                span.rows.restore(_chunk(number, spec, rows))
+                span.rows.restore(chunk_of(spec, rows.stored(spec, number)))
         _log.info(
             "loaded initial rows table=%s rows=%d seconds=%.3f",
             spec.name,
             span.rows.counts(number).rows,
             clock.now() - began,
         )
-
-
-def _chunk(number: int, spec: TableSpec, rows: FileRows) -> RowChunk:
-    zeros = np.zeros(len(rows.ids), np.uint32)
-    slots = slots_of_new_rows(spec, len(rows.ids)) if rows.slots is None else rows.slots
-    updates = zeros if rows.updates is None else rows.updates
-    return RowChunk(number, False, rows.ids, updates, zeros, zeros, slots, as_kept(rows.values, spec.dtype))
