@@ -69,7 +69,7 @@ def stored_rows(
                     yield _of_these(rows, spec, passed_over, counts, oldest)
                     if file is not shard.chain[0]:
                         found.append(rows.ids)
-            passed_over = np.unique(np.concatenate([passed_over, *found]))
+            passed_over = np.sort(np.concatenate([passed_over, *found]))
 
 
 def _note_oldest(oldest: Numbers, first: int, span: StoredRowSpan, said: StoredRows, spec: TableSpec) -> None:
