@@ -5,6 +5,7 @@
 * ``run``, ``servers``, ``data``: start a job, a server, or a master for ranks that another launcher starts
 * ``status``, ``top``, ``events``, ``plot``, ``doctor`` (with ``report``): inspect a job
 * ``model``, ``follow`` (with ``serve``): read, copy or serve a job's model
+* ``table``: import and export rows of tables
 * ``checkpoint``, ``dataset``, ``mode``, ``tasks``, ``forget``: administer a job's state or data
 * ``certs``, ``replay``, ``prove``, ``bench``: create certificates, replay recordings, prove scripts, run benchmarks
 * ``scaling``: change the number of a job's trainers or pservers

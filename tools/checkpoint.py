@@ -53,7 +53,8 @@ def _storage(url: str, job: str | None) -> tuple[Storage, str]:
     return open_storage(f"{url.rstrip('/')}/{job}"), job
 
 
-def _chosen(url: str, job: str | None, number: int | None) -> tuple[Storage, Manifest]:
+def chosen_checkpoint(url: str, job: str | None, number: int | None) -> tuple[Storage, Manifest]:
+    """Return a job's storage and one of its checkpoints, by default the newest one."""
     storage, name = _storage(url, job)
     found = found_checkpoints(storage, name)
     for each in found:
@@ -161,7 +162,7 @@ def restore(url: str, job: str | None, number: int, yes: bool) -> None:
 
     The job must not be running. Start it with --resume afterwards.
     """
-    storage, manifest = _chosen(url, job, number)
+    storage, manifest = chosen_checkpoint(url, job, number)
     verify(storage, manifest)
     newer = [each.number for each in found_checkpoints(storage, manifest.job) if each.number > number]
     if newer and not yes:
@@ -200,14 +201,14 @@ def export(
     if slots and not (has_tables or tables):
         raise UsageError("--slots applies to tables: add --tables or --table NAME")
     while True:
-        storage, manifest = _chosen(url, job, number)
+        storage, manifest = chosen_checkpoint(url, job, number)
         try:
             if has_tables or tables:
                 found = tables or tuple(table.name for table in saved_tables(manifest))
                 if not found:
                     raise UsageError(f"checkpoint c-{manifest.number} has no tables")
                 places = [
-                    export_table(storage, manifest, each, f"{output.rstrip('/')}/{_file_of(each)}", has_slots=slots)
+                    export_table(storage, manifest, each, f"{output.rstrip('/')}/{file_of(each)}", has_slots=slots)
                     for each in found
                 ]
                 name = ", ".join(places)
@@ -221,6 +222,6 @@ def export(
         return
 
 
-def _file_of(table: str) -> str:
+def file_of(table: str) -> str:
     """Return a file name for a table, whose own name may contain any characters."""
     return f"{quote(table, safe=' ')}.parquet"

@@ -40,6 +40,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "pserver": ("flightedl_tools.servers", "pserver", "Start a parameter server, which holds a part of the model."),
     "checkpoint": ("flightedl_tools.checkpoint", "checkpoint", "List, save, verify, restore and export checkpoints."),
     "model": ("flightedl_tools.model", "model", "Read the parameters and tables of a running job."),
+    "table": ("flightedl_tools.table", "table", "Import rows of other programs into tables, and export them."),
     "follow": ("flightedl_tools.follow", "follow", "Keep a copy of a running job's model in files."),
     "serve": ("flightedl_tools.follow", "serve", "Serve lookups in a copy of a running job's model."),
     "data": ("flightedl_tools.data", "data", "Serve data to ranks that torchrun or another launcher starts."),
@@ -63,7 +64,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
 SECTIONS = {
     "Run and watch": ("run", "status", "top", "events", "plot", "doctor", "tasks", "mode", "scale", "autoscale"),
     "Data": ("dataset", "data"),
-    "Checkpoints and models": ("checkpoint", "model", "follow", "serve"),
+    "Checkpoints and models": ("checkpoint", "model", "table", "follow", "serve"),
     "Clusters": ("submit", "jobs", "logs", "cancel", "certs"),
     "Servers": ("master", "pserver", "forget"),
     "Development": ("prove", "replay", "bench"),

@@ -23,7 +23,7 @@ from .options import running_job_options
 from .running import running_job
 
 _TIMEOUT_S = 10.0
-_READ_S = 600.0
+READ_S = 600.0
 _SHOWN = 10
 
 
@@ -55,7 +55,7 @@ def list_command(prefix: str, **options: Any) -> None:
 def show(name: str, cut: Cut, **options: Any) -> None:
     """Show the columns, the state and the first rows of a parameter or table."""
     with running_job(options) as job:
-        schema, batches = job.columns(ReadCommand(name=name, cut=cut), _READ_S)
+        schema, batches = job.columns(ReadCommand(name=name, cut=cut), READ_S)
         first = next(batches, None)
     for key, value in _about(schema if first is None else first.schema).items():
         click.echo(f"{key:<12} {value}")
@@ -96,7 +96,7 @@ def get(
     command = ReadCommand(name=name, cut=cut, start=start, stop=stop, columns=names)
     target = output or f"{quote(name, safe=' ')}.{chosen}"
     with running_job(options) as job:
-        click.echo(f"{name} written to {_write(job, command, chosen, target)}")
+        click.echo(f"{name} written to {write_flight(job, command, chosen, target)}")
 
 
 def _rows(text: str | None) -> tuple[int, int | None]:
@@ -106,10 +106,11 @@ def _rows(text: str | None) -> tuple[int, int | None]:
     return int(start or 0), int(stop) if stop else None
 
 
-def _write(job: JobStatus, command: ReadCommand, kind: str, target: str) -> str:
+def write_flight(job: JobStatus, command: ReadCommand, kind: str, target: str) -> str:
+    """Write what a command reads to a file of a running job. Return its URL."""
     from flightedl.formats.table_files import file_of
 
-    schema, batches = job.columns(command, _READ_S)
+    schema, batches = job.columns(command, READ_S)
     if kind == "parquet":
         return write_file(
             target, file_of(schema, (batch.replace_schema_metadata(schema.metadata) for batch in batches))

@@ -12,6 +12,7 @@ from flightedl.domain.checkpoint.manifest import Manifest
 from flightedl.domain.checkpoint.restoring import saved_tables
 from flightedl.domain.model.declared import parameters_of
 from flightedl.domain.model.parameters import ParameterSpec
+from flightedl.domain.tables.spec import TableSpec
 from flightedl.errors import CorruptError, UsageError
 from flightedl.formats.checkpoint_files import load_parameters
 from flightedl.formats.model_files import WRITERS, Parameters, format_of
@@ -89,14 +90,19 @@ def export_table(
     from flightedl.formats.stored_tables import stored_rows
     from flightedl.formats.table_files import table_file
 
+    number, spec = table_in(manifest, name)
+    rows = stored_rows(storage, manifest, number, spec)
+    return write_file(output, table_file(spec, rows, has_slots=has_slots), require)
+
+
+def table_in(manifest: Manifest, name: str) -> tuple[int, TableSpec]:
+    """Return the number and the declaration of a table. Raises UsageError if the checkpoint does not contain it."""
     tables = saved_tables(manifest)
     number = next((number for number, table in enumerate(tables) if table.name == name), None)
     if number is None:
         known = ", ".join(table.name for table in tables) or "none"
         raise UsageError(f"checkpoint {manifest.number} has no table {name!r}: there are {known}")
-    spec = tables[number]
-    rows = stored_rows(storage, manifest, number, spec)
-    return write_file(output, table_file(spec, rows, has_slots=has_slots), require)
+    return number, tables[number]
 
 
 def specs_of(manifest: Manifest) -> list[ParameterSpec]:

@@ -23,10 +23,11 @@ Training data:
 Models:
 
 * ``shard_files``, ``row_batches``: a pserver's file in a checkpoint; the rows of tables in that file
-* ``checkpoint_files``, ``stored_tables``: reading the parameters and rows in a checkpoint
+* ``checkpoint_files``, ``stored_tables``: reading the parameters and rows in a checkpoint, and adding rows to it
 * ``range_file``: a stored file that is read in ranges
 * ``columns``: parameters and tables as Arrow columns
 * ``model_files``, ``table_files``: parameters and rows in formats of other programs
+* ``row_sources``: rows to import, from datasets, arrays and lines of text
 
 A record's path: ``index`` finds the record's chunk, and the master stores the index. ``layout`` assigns the chunk to a
 task. The trainer that receives the task reads the chunk with ``reader``, which calls the ``read`` method of the chunk's

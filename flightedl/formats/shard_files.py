@@ -140,6 +140,8 @@ class ShardContents:
     #: Output of ``AppliedBatches.encode`` for *all* blocks in the file.
     applied: bytes
     blocks: tuple[StoredBlock, ...]
+    #: Maximum number of slots of a block in the file.
+    slot_count: int
 
 
 # --- writing ---
@@ -306,7 +308,8 @@ def read_blocks(storage: Storage, name: str, size_bytes: int, blocks: Sequence[i
         if missing:
             raise CorruptError(f"it has no block {missing[0]}")
         found = tuple(_block_of(reader.get_batch(places[number]), reader.schema, number) for number in blocks)
-    return ShardContents(header, applied, found)
+        slot_count = len(reader.schema) - len(_FIXED) - (len(ROW_FIELDS) if header.rows else 0)
+    return ShardContents(header, applied, found, slot_count)
 
 
 def read_rows(storage: Storage, name: str, size_bytes: int) -> tuple[ShardHeader, bytes, Iterator[StoredRows]]:

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from msgspec.structs import replace
 
 from flightedl.domain.checkpoint import manifest as manifests
-from flightedl.domain.checkpoint.manifest import Manifest, manifest_name
+from flightedl.domain.checkpoint.manifest import WRITER, Manifest, manifest_name
 from flightedl.domain.checkpoint.values import MovePointer, Sweep, WriteManifest
 from flightedl.domain.master.effects import Kind, StoreWork
 from flightedl.domain.master.events import ManifestFailed, ManifestWritten, PointerStored
@@ -31,8 +31,6 @@ from flightedl.process import machine, tracing
 _log = logging.getLogger(__name__)
 
 _DRAIN_SLICE_S = 0.25
-#: File that names the etcd cluster, the host and the time of the newest checkpoint.
-_WRITER = "writer.txt"
 
 
 class CheckpointStore:
@@ -128,7 +126,7 @@ class CheckpointStore:
         if seen is None:
             return
         with suppress(NotFoundError):
-            cluster, _, place = storage.read(_WRITER).decode(errors="replace").partition(" ")
+            cluster, _, place = storage.read(WRITER).decode(errors="replace").partition(" ")
             # A successor of this master uses the same cluster. At the first checkpoint, the other job may have ended.
             if self._known and cluster not in self._known:
                 self._known.add(cluster)
@@ -136,7 +134,7 @@ class CheckpointStore:
                 _log.warning("checkpoints: %s", text)
                 self._state.journal.add(Kind.CHECKPOINT_TROUBLE, "", f"checkpoints: {text}", is_warning=True)
         mark = f"{seen.cluster} on host {machine.host_name()} at {at:%Y-%m-%d %H:%M:%S} UTC"
-        storage.publish(_WRITER, [mark.encode()])
+        storage.publish(WRITER, [mark.encode()])
         self._known.add(seen.cluster)
 
     def _manifest(self) -> Manifest:

@@ -48,6 +48,8 @@ WHOLE = {
     "model show": ["w"],
     "forget": ["job"],
     "follow": ["{}/copy"],
+    "table export": ["{}/t.parquet", "--table", "t"],
+    "table import": ["{}/x.csv", "--table", "t", "--checkpoint", "{}/kept"],
 }
 JOBS = ["UPPER", "a b", ""]
 ABSENT = "{}/absent"

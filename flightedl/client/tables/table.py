@@ -185,9 +185,9 @@ class Table:
         Each pserver reads the file before the first step. A job that resumes from a checkpoint ignores the file.
 
         Args:
-            url: Path or URL, the same for all pservers, of a Parquet file in which ``id`` contains integers or strings,
-                and ``values`` lists of floats, such as a file from ``export``. Slots and counts are used if they belong
-                to this table's optimizer.
+            url: Path or URL, the same for all pservers, of a Parquet file in which ``id`` contains integers, strings or
+                bytes, and ``values`` lists of floats, such as a file from ``export``. Slots and counts are used if they
+                belong to this table's optimizer.
 
         Raises:
             UsageError: The model has already been declared, or the table has another file.

@@ -30,6 +30,8 @@ from flightedl.messages.control import WrittenFile
 from flightedl.messages.decoding import from_json
 
 FORMAT = 1
+#: File that names the etcd cluster, the host and the time of the newest checkpoint.
+WRITER = "writer.txt"
 _MANIFEST = re.compile(r"c-(0|[1-9][0-9]{0,17})/manifest\.json")
 _FILE = re.compile(r"c-(0|[1-9][0-9]{0,17})/[^/]+")
 _INCREMENT = re.compile(r"c-(?:0|[1-9][0-9]{0,17})/shard-.*-on-(0|[1-9][0-9]{0,17})\.arrow")

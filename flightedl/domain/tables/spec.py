@@ -16,7 +16,7 @@ from flightedl.domain.model.parameters import ITEM_SIZES_BYTES, NAME_LENGTH_LIMI
 from flightedl.domain.model.settings import Limits, Setting, checked, number
 from flightedl.domain.tables.evict import Evict
 from flightedl.domain.tables.optimizers import check_row_optimizer, counts_updates
-from flightedl.domain.tables.placement import BUCKETS, salt_of
+from flightedl.domain.tables.placement import BUCKETS, Ids, buckets_of, salt_of
 from flightedl.errors import UsageError
 
 MAX_DIM = 1 << 14
@@ -110,6 +110,19 @@ class TableSpec(Setting):
         ]
         given = [limit for limit in limits if limit is not None]
         return -(-min(given) // BUCKETS) if given else None
+
+
+def have_room(spec: TableSpec, ids: Ids, existing: Ids) -> npt.NDArray[np.bool_]:
+    """Return which of (n,) new ids get a row if, in this order, each bucket gets as many rows as ``evict`` allows."""
+    if spec.bucket_limit is None:
+        return np.ones(ids.size, np.bool_)
+    room = spec.bucket_limit - np.bincount(buckets_of(existing, spec.salt), minlength=BUCKETS)
+    buckets = buckets_of(ids, spec.salt)
+    order = np.argsort(buckets, kind="stable")
+    #: Number of ids of the same bucket that precede an id.
+    ranks = np.empty(ids.size, np.int64)
+    ranks[order] = np.arange(ids.size) - np.searchsorted(buckets[order], buckets[order])
+    return ranks < room[buckets]
 
 
 def slots_of_new_rows(spec: TableSpec, count: int) -> npt.NDArray[np.float32]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
+import numpy as np
 import pytest
 
 from flightedl.domain.model.initial import Normal, Uniform, Zeros
@@ -11,7 +13,8 @@ from flightedl.domain.model.optimizers import LAMB, SGD, Adagrad, Adam, Ftrl, Mo
 from flightedl.domain.model.schedules import Constant, StepDecay
 from flightedl.domain.tables.evict import Evict
 from flightedl.domain.tables.optimizers import ROW_OPTIMIZERS, RowAdagrad, RowAdam
-from flightedl.domain.tables.spec import TableSpec
+from flightedl.domain.tables.placement import BUCKETS, buckets_of
+from flightedl.domain.tables.spec import TableSpec, have_room
 from flightedl.errors import UsageError
 
 SPECS = [
@@ -99,3 +102,17 @@ def test_initial_values_have_the_declared_distribution() -> None:
 
 def test_adagrad_of_tables_is_the_dense_one() -> None:
     assert TableSpec("users", 2, Adagrad()).optimizer == Adagrad()
+
+
+def test_each_bucket_has_room_for_its_first_new_ids() -> None:
+    ids, existing = np.arange(3000, dtype=np.uint64), np.arange(5000, 5400, dtype=np.uint64)
+    assert have_room(SPECS[0], ids, existing).all()
+    limited = TableSpec("limited", 1, RowAdam(), evict=Evict(max_rows=2 * BUCKETS))
+    rows = Counter(buckets_of(existing, limited.salt).tolist())
+    expected = []
+    for bucket in buckets_of(ids, limited.salt).tolist():
+        rows[bucket] += 1
+        expected.append(rows[bucket] <= 2)
+    assert have_room(limited, ids, existing).tolist() == expected
+    assert True in expected
+    assert False in expected
