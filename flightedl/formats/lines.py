@@ -111,11 +111,17 @@ class Svmlight(Lines):
 
     def __call__(self, line: bytes) -> dict[str, Any]:
         """Return the columns of one record. Raises ValueError if the line has another form."""
-        _, schema = self.guess(line, None, IndexOptions())
-        records: list[dict[str, Any]] = self.parse(line, None, ReadRequest(plain_schema(schema))).to_pylist()
-        if len(records) != 1:
-            raise ValueError(f"it has {len(records)} lines that are not empty, not one")
+        records: list[dict[str, Any]] = self.table_of([line], IndexOptions()).to_pylist()
         return records[0]
+
+    def table_of(self, lines: Sequence[bytes], options: IndexOptions) -> pa.Table:
+        """Return the columns of several records, which is much faster than one at a time. Raises the same error."""
+        text = b"\n".join(lines)
+        _, schema = self.guess(text, None, options)
+        found = self.parse(text, None, ReadRequest(plain_schema(schema)))
+        if len(found) != len(lines):
+            raise ValueError(f"{len(lines)} records have {len(found)} lines that are not empty")
+        return found
 
     def guess(self, text: bytes, names: Names, options: IndexOptions) -> tuple[int, pa.Schema]:
         table = self.parse(text, names, ReadRequest(pa.schema([])))

@@ -46,6 +46,7 @@ from flightedl.errors import DataError, StoreError, UsageError, UserCodeError
 from flightedl.formats.chunks import ChangedFileError, Chunk, CorruptChunkError, IndexOptions, merged
 from flightedl.formats.dataset_spec import DatasetSpec
 from flightedl.formats.indices import Indices
+from flightedl.formats.lines import Svmlight
 from flightedl.formats.parquet import Parquet
 from flightedl.formats.recordio import SCHEMA as RECORD_SCHEMA
 from flightedl.formats.recordio import UNDECODED, RecordIO
@@ -337,7 +338,7 @@ class ChunkReader:
         """Return loaded records as a batch, decoded if they are to be."""
         if self._decode is None:
             return as_batch(table, self._schema)
-        return _decoded(table, self._decode, self._request, self._spec.index_options().declared)
+        return _decoded(table, self._decode, self._request, self._spec.index_options())
 
 
 def as_batch(table: pa.Table, schema: pa.Schema | None = None) -> pa.RecordBatch:
@@ -440,19 +441,23 @@ def joined_tables(parts: Sequence[pa.Table]) -> pa.Table:
     return joined.cast(pa.schema(list(zip(joined.schema.names, kinds, strict=True))))
 
 
-def _decoded(table: pa.Table, decode: Decode, request: ReadRequest, types: Mapping[str, pa.DataType]) -> pa.RecordBatch:
-    rows = []
+def _decoded(table: pa.Table, decode: Decode, request: ReadRequest, options: IndexOptions) -> pa.RecordBatch:
+    rows, types = [], options.declared
     records = table.column(0).to_pylist()
-    for record in records:
+    whole = decode if isinstance(decode, Svmlight) and records and None not in records else None
+    for record in records if whole is None else ():
         try:
             row = decode(record)
             rows.append(dict(row))
         except Exception as error:
             if (lacking := machine_error(error, "decode= failed")) is not None:
                 raise lacking from error
-            raise UserCodeError(f"decode= failed at a record of {len(record)} bytes: {reason(error)}") from error
+            text = f"decode= failed at a record of {len(record or b'')} bytes: {reason(error)}"
+            raise UserCodeError(text) from error
     try:
-        decoded = pa.Table.from_pylist(rows)
+        names = dict.fromkeys(name for row in rows for name in row)
+        decoded = pa.table({name: [row.get(name) for row in rows] for name in names})
+        decoded = decoded if whole is None else whole.table_of(records, options)
         for number, field in enumerate(decoded.schema):
             if field.name in types:
                 kind = types[field.name]
@@ -461,7 +466,7 @@ def _decoded(table: pa.Table, decode: Decode, request: ReadRequest, types: Mappi
         if (lacking := machine_error(error, "decoded records do not form a batch")) is not None:
             raise lacking from error
         raise UserCodeError(f"decode= returned values that do not form columns: {reason(error)}") from error
-    if not rows:
+    if not records:
         return as_batch(decoded)
     request = ReadRequest(decoded.schema, request.columns, request.conditions)
     require_columns(decoded.schema, request, "what decode= gives")

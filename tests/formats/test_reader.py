@@ -29,6 +29,7 @@ from flightedl.errors import (
 from flightedl.formats import csv_text, parquet, reader
 from flightedl.formats.chunks import CorruptChunkError
 from flightedl.formats.dataset_spec import DatasetSpec, spec_of
+from flightedl.formats.decode import slots
 from flightedl.formats.index import build_index
 from flightedl.formats.layout import TaskLayout
 from flightedl.formats.mixed_layout import layout_of
@@ -54,6 +55,21 @@ def test_decode_converts_bytes_to_columns(world: Any) -> None:
     assert [batch.to_pydict() for batch in batches] == [{"t": ["3"]}, {"t": list("4567")}, {"t": ["8", "9"]}]
     raw = read(world, DatasetSpec(("a.recordio",), batch_size=10))
     assert raw[0].column("record").to_pylist() == JSON_RECORDS
+
+
+def test_decoded_records_may_have_different_columns(world: Any) -> None:
+    world.put("a.recordio", encode_chunk([b'{"a": 1}', b'{"b": 2}']))
+    (batch,) = read(world, DatasetSpec(("a.recordio",), batch_size=10), decode=json.loads)
+    assert batch.to_pylist() == [{"a": 1, "b": None}, {"a": None, "b": 2}]
+
+
+def test_ready_functions_decode_whole_batches(world: Any) -> None:
+    world.put("a.recordio", encode_chunk([b"1 user:17 tag:4 tag:9", b"0 user:18", b"1 user:19"]))
+    spec = DatasetSpec(("a.recordio",), batch_size=2)
+    assert [batch.to_pylist() for batch in read(world, spec, decode=slots)] == [
+        [{"label": 1, "user": [17], "tag": [4, 9]}, {"label": 0, "user": [18], "tag": []}],
+        [{"label": 1, "user": [19]}],
+    ]
 
 
 def test_a_batch_of_several_steps_equals_several_batches(world: Any) -> None:
