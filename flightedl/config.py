@@ -448,6 +448,11 @@ def replace_environment(variables: Mapping[str, str]) -> None:
     os.environ.update(variables)
 
 
+def kafka_config() -> str:
+    """Return librdkafka's properties as text, or the path of a file that contains them; empty if there are none."""
+    return os.environ.get("FLIGHTEDL_KAFKA_CONFIG", "")
+
+
 def tuned_environment() -> dict[str, str]:
     """Return the variables that every process of a job is started with.
 

@@ -4,6 +4,7 @@
 * ``etcd_access``, ``etcd_tokens``: address and credentials of etcd; authentication by password
 * ``etcd_program``: the etcd program on this machine, for launchers
 * ``storage``, ``listing``, ``patience``: files and storage on fsspec; the files that patterns match; retries of calls
+* ``kafka``: Kafka topics as files
 * ``clock``: the process's clock
 * ``instruments``, ``telemetry``: metrics for Prometheus; traces and logs for OpenTelemetry
 * ``kubectl``: a Kubernetes cluster

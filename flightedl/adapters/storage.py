@@ -48,6 +48,7 @@ from flightedl.domain.data_urls import (
     without_query,
 )
 from flightedl.domain.retries import CREDENTIALS_ERRORS, is_transient, machine_error
+from flightedl.domain.topics import is_topic
 from flightedl.errors import (
     CorruptError,
     DataError,
@@ -248,13 +249,15 @@ class _RangesOfIndices(AbstractFileSystem):  # type: ignore[misc]
         return {"name": path, "size": 0, "type": "file", "ETag": "indices"}
 
 
+fsspec.register_implementation("kafka", "flightedl.adapters.kafka.Topics", clobber=True)
 fsspec.register_implementation(_RangesOfIndices.protocol, _RangesOfIndices, clobber=True)
 
 
 class FsspecFiles:
-    """Implementation of ``ports.Files``. ``moved``: folder -> its new place."""
+    """Implementation of ``ports.Files``. ``moved``: folder -> its new place. See ``topics.warning_of`` for the rest."""
 
-    def __init__(self, moved: Mapping[str, str] | None = None) -> None:
+    def __init__(self, moved: Mapping[str, str] | None = None, least_retention_s: float = 0.0) -> None:
+        self._least_retention_s = least_retention_s
         #: Declared URL or pattern -> its query. Only this process knows the queries, which may be secrets.
         self._queries: dict[str, str] = {}
         self._moved = dict(moved or {})
@@ -293,6 +296,8 @@ class FsspecFiles:
         is_pattern = has_wildcard(target)
         place = moved(target, self._moved) if is_pattern else self._place(literal(target))
         fs, path = _file_system(place)
+        if is_topic(target):
+            path, is_pattern, fs.least_retention_s = f"{path}/*", True, self._least_retention_s
         if isinstance(fs, LocalFileSystem):
             found = list_local(path + "/" * place.endswith("/"), matches.leave_out)
         else:
@@ -347,7 +352,8 @@ def _file_system(url: str) -> tuple[Any, str]:
     try:
         fs, path = url_to_fs(url, use_listings_cache=False, **options)
     except ImportError as error:
-        hint = install_command("s3") if protocol in ("s3", "s3a") else f"install its package ({error})"
+        extra = {"s3": "s3", "s3a": "s3", "kafka": "kafka"}.get(protocol)
+        hint = install_command(extra) if extra else f"install its package ({error})"
         raise UnsupportedError(f"{without_credentials(url)} needs a package that is not installed: {hint}") from None
     except ValueError as error:
         raise UsageError(

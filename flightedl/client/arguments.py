@@ -23,11 +23,13 @@ from flightedl.domain.groups.plan import Remainder
 from flightedl.domain.model.parameters import STORAGE_DTYPES
 from flightedl.domain.model.settings import Limits, checked
 from flightedl.domain.queue.mixture import STOPS
+from flightedl.domain.topics import is_topic
 from flightedl.errors import UsageError
 from flightedl.formats.chunks import column_names, named_type
 from flightedl.formats.dataset_spec import absolute_url, moved_folders
 from flightedl.formats.indices import Indices, task_records
 from flightedl.formats.indices import url_of as indices_url
+from flightedl.formats.topics import TASK_OFFSETS
 from flightedl.kernels.half_precision import array_dtype
 from flightedl.messages.declarations import DatasetDeclaration
 
@@ -68,7 +70,7 @@ def dataset_declaration(
         UsageError: an argument has a wrong type or is out of range.
     """
     nulls = [null_values] if isinstance(null_values, str) else null_values
-    return DatasetDeclaration(
+    declared = DatasetDeclaration(
         urls=[absolute_url(url) for url in _texts("urls", urls, "a URL, path or pattern, or a list of them")],
         batch_size=checked("batch_size", batch_size, int, _AT_LEAST_ONE),
         epochs=checked("epochs", epochs, int | None, _AT_LEAST_ONE),
@@ -86,6 +88,9 @@ def dataset_declaration(
         delimiter=_text("delimiter", delimiter),
         null_values=list(checked("null_values", nulls, tuple[str, ...], None)),
     )
+    if is_topic(*declared.urls) and not declared.records_per_task:
+        return replace(declared, records_per_task=-(-TASK_OFFSETS // declared.batch_size) * declared.batch_size)
+    return declared
 
 
 def folders_of(name: str, value: Any) -> dict[str, str]:
@@ -162,6 +167,8 @@ def remainder_of(value: Any, declared: DatasetDeclaration, *, explicit_done: boo
     Raises:
         UsageError: the value is unknown, or the dataset cannot be read in rounds.
     """
+    if is_topic(*declared.urls):
+        raise UsageError("the ranks of a group cannot read a Kafka topic: leave out group=, or read files")
     for name, is_given in (
         ("follow", declared.follow),
         ("steps_per_batch", declared.steps_per_batch > 1),

@@ -172,6 +172,9 @@ class Job:
         The last epoch ends when the directory of each pattern contains a file named ``_END``, or when a trainer calls
         ``Dataset.end``. Earlier epochs end as soon as all existing tasks are done.
 
+        The URL of a Kafka topic, such as ``kafka://broker:9092/clicks``, stands for its messages. With ``follow``, new
+        messages are added until a trainer calls ``Dataset.end``; otherwise, those that exist now are read.
+
         Unusable files are excluded and listed by ``flightedl status``; if any are still excluded at the end,
         ``flightedl run`` exits with code 4. ``flightedl status`` also lists files that were removed or changed after
         they had been added; reading them fails.
@@ -203,8 +206,8 @@ class Job:
             null_values: For CSV and TSV: texts that are nulls in all columns, such as "\N".
             **reading: Options in which trainers may differ, and options of groups:
 
-                decode: For RecordIO and format="lines": converts the bytes of a record to columns. ``fe.decode`` has
-                ready functions.
+                decode: For RecordIO, format="lines" and Kafka: converts the bytes of a record to columns. ``fe.decode``
+                has ready functions.
 
                 explicit_done: A batch is done when ``Dataset.done`` says so, not when the next one is requested; for
                 jobs without parameters.

@@ -27,7 +27,7 @@ The cores are built from these packages, each of which imports only earlier ones
 Modules for all processes:
 
 * ``diagnosis``: derives findings about a job from the replies of its processes
-* ``data_urls``: URLs and patterns of data files
+* ``data_urls``, ``topics``: URLs and patterns of data files; URLs and settings of Kafka topics
 * ``splitmix64``: the function that mixes the bits of seeds, numbers and ids
 * ``retries``: errors that are worth retrying, and how long to retry
 * ``notices``: announcements by clouds that a machine is about to end

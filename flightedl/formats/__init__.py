@@ -14,6 +14,7 @@ Training data:
 * ``parquet``, ``arrow_ipc`` (with ``arrow_messages``), ``recordio`` (with ``json_records``), ``csv_text``,
   ``json_lines``, ``lines``, ``tar_archive``, ``tfrecord``: one format per module; text formats and TFRecord share
   ``text`` and ``cutting``
+* ``topics``: ranges of offsets of Kafka topics, which replace files
 * ``decode``: functions that convert records to columns
 * ``indices``: ranges of indices that replace files
 * ``records``: requested columns and conditions

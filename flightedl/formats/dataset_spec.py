@@ -10,6 +10,7 @@ import pyarrow as pa
 import xxhash
 
 from flightedl.domain.data_urls import cache_and_target, escaped, has_wildcard, without_query
+from flightedl.domain.topics import is_topic, topic_and_ranges
 from flightedl.errors import UsageError
 from flightedl.formats.chunks import AS_NAMED, IndexOptions, TextOptions, named_type
 from flightedl.formats.records import Condition, ReadRequest
@@ -80,8 +81,10 @@ def spec_of(declared: DatasetDeclaration) -> DatasetSpec:
     """Return the description that a trainer has declared. Chunks longer than a task are divided.
 
     Raises:
-        UsageError: a field is out of range.
+        UsageError: a field is out of range, or does not apply to Kafka topics.
     """
+    if is_topic(*declared.urls):
+        _require_topics(declared)
     return DatasetSpec(
         urls=tuple(declared.urls),
         format=declared.format,
@@ -94,6 +97,15 @@ def spec_of(declared: DatasetDeclaration) -> DatasetSpec:
         types=tuple(sorted(declared.types.items())),
         text=TextOptions(tuple(declared.names), declared.delimiter, tuple(declared.null_values)),
     )
+
+
+def _require_topics(declared: DatasetDeclaration) -> None:
+    if not all(map(is_topic, declared.urls)) or len({*declared.urls}) < len(declared.urls):
+        raise UsageError("a dataset of Kafka topics names each of them once, and no files: correct the URLs")
+    if any(topic_and_ranges(url)[1] for url in declared.urls):
+        raise UsageError("the job chooses partitions and offsets: name only the Kafka topic, kafka://broker/topic")
+    if declared.shuffle:
+        raise UsageError("Kafka topics are read in the order of their offsets: leave out shuffle=True, and job.mixture")
 
 
 def schema_of(declared: DeclaredDataset) -> pa.Schema:

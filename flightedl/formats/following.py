@@ -19,6 +19,14 @@ Pure: no clock, no I/O.
 
 A file whose writer pauses for longer than the interval between scans may be added while it is incomplete. Writers
 should use a name that no pattern matches, and then rename the file, as Hadoop, Spark and rsync do.
+
+Rules for Kafka topics, whose ranges of offsets are the files:
+
+* A range begins where the partition's previous range ended, and ends with its last committed message. The first ranges
+  begin with the oldest messages, and name every partition. Partitions that are found later begin at offset 0.
+* New messages are added by the second scan that finds some, or by the first one if they fill a task.
+* If the broker has deleted messages before a range contained them, the complete dataset lists their offsets, as it
+  lists rejected files. If a partition ends before messages that were added, this is trouble.
 """
 
 from __future__ import annotations
@@ -28,6 +36,7 @@ from dataclasses import dataclass
 
 from flightedl.domain.data_urls import fixed_parts
 from flightedl.domain.retries import PATIENT, is_transient
+from flightedl.domain.topics import is_topic, topic_and_ranges, url_of
 from flightedl.ports import FileStat
 
 MARKER = "_END"
@@ -60,6 +69,9 @@ class DirectoryFollower:
     Args:
         taken: Files that were added earlier, in order.
     """
+
+    #: End of a sentence about a rejected file.
+    _until = ": it is left out until it changes"
 
     def __init__(self, taken: Iterable[FileStat] = ()) -> None:
         self._taken = {stat.url: stat for stat in taken}
@@ -136,7 +148,62 @@ class DirectoryFollower:
         """Sentence about missing, changed, rejected or unreadable files; empty if there are none."""
         wrong = [
             *self._lost,
-            *(f"{reason}: it is left out until it changes" for reason in self.left_out),
+            *(f"{reason}{self._until}" for reason in self.left_out),
             *(f"{reason}: it is left out until it can be read" for _, reason in self._unreadable.values()),
         ]
-        return "" if not wrong else wrong[0] + (f" (and {len(wrong) - 1} more files)" if len(wrong) > 1 else "")
+        return "" if not wrong else wrong[0] + (f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else "")
+
+
+class TopicFollower(DirectoryFollower):
+    """State of the ranges of offsets in one growing dataset. ``task_offsets``: number of offsets that fill a task."""
+
+    _until = ""
+
+    def __init__(self, taken: Iterable[FileStat] = (), task_offsets: int = 1) -> None:
+        super().__init__()
+        self._task_offsets = task_offsets
+        #: Topic -> partition -> the offset after those that were added.
+        self._ends: dict[str, dict[int, int]] = {}
+        #: Topics in which the previous scan has found new messages.
+        self._waiting: set[str] = set()
+        self.joined(taken)
+
+    def look(self, found: Sequence[FileStat], *, is_marked: bool) -> Scan:
+        """Process the topics from a scan, each with the ranges of all readable offsets."""
+        self._lost, stable = [], []
+        for stat in found:
+            topic, readable = topic_and_ranges(stat.url)
+            is_first, ends = topic not in self._ends, self._ends.get(topic, {})
+            self._lost += [
+                f"partition {number} of {topic} ends before offset {end}, up to which it was taken into the dataset"
+                for number, end in ends.items()
+                if readable.get(number, range(0)).stop < end
+            ]
+            new = {number: range(max(each.start, ends.get(number, 0)), each.stop) for number, each in readable.items()}
+            size = sum(map(len, new.values()))
+            if size and (is_marked or is_first or size >= self._task_offsets or topic in self._waiting):
+                ranges = {number: offsets for number, offsets in new.items() if offsets or is_first}
+                stable.append(FileStat(url_of(topic, ranges), size, stat.version))
+            elif size:
+                self._waiting.add(topic)
+        return Scan(tuple(stable), has_more=False, is_complete=is_marked)
+
+    def joined(self, stats: Iterable[FileStat]) -> None:
+        for stat in stats:
+            topic, ranges = topic_and_ranges(stat.url)
+            self._waiting.discard(topic)
+            is_first, ends = topic not in self._ends, self._ends.setdefault(topic, {})
+            for number, offsets in ranges.items():
+                end = offsets.start if is_first else ends.get(number, 0)
+                if end < offsets.start:
+                    deleted = FileStat(url_of(topic, {number: range(end, offsets.start)}), 0, stat.version)
+                    text = (
+                        f"partition {number} of {topic}: the broker deleted offsets {end}-{offsets.start - 1} before "
+                    )
+                    self._refused[deleted.url] = deleted, f"{text}they became tasks; keep them longer (retention.ms)"
+                ends[number] = offsets.stop
+
+
+def follower_of(urls: Sequence[str], taken: Iterable[FileStat] = (), task_offsets: int = 1) -> DirectoryFollower:
+    """Return the follower of a dataset, which consists of files or of topics."""
+    return TopicFollower(taken, task_offsets) if is_topic(*urls) else DirectoryFollower(taken)

@@ -28,6 +28,7 @@ whole, and kept for the next task (``DecodedChunks``).
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from bisect import bisect_right
@@ -55,12 +56,16 @@ from flightedl.formats.registry import named_format
 from flightedl.formats.schemas import large_type
 from flightedl.formats.sources import reason
 from flightedl.formats.text import TextFormat
+from flightedl.formats.topics import Topic
 from flightedl.ports import Files, FileStat
 
 #: Converts the bytes of a record to columns.
 Decode = Callable[[bytes], Mapping[str, Any]]
 
 T = TypeVar("T")
+
+#: Formats whose chunks' parts are read by themselves.
+_CUT = (Indices.name, Topic.name)
 
 #: About the size of the shuffled records that are taken from the table of a task at a time.
 _BLOCK_BYTES = 4 << 20
@@ -146,6 +151,8 @@ class DecodedChunks:
         self._limit_bytes = limit_bytes
         self._kept: dict[Chunk, Records] = {}
         self._bytes = 0
+        #: Schema of the latest batch that ``decode`` has made of records.
+        self.schema: pa.Schema | None = None
         #: The latest chunk that was read in order, the thread that reads it, and its records.
         self._stream: tuple[Chunk, int, _Stream] | None = None
 
@@ -278,6 +285,15 @@ class ChunkReader:
             start = self._ends[chunk] - self._chunks[chunk].records
             if start >= numbers.stop:
                 break
+            if self._chunks[chunk].format == Topic.name:
+                # Only the batch's own messages, so that deleted messages cost no other batch.
+                first, stop = max(numbers.start, start), min(numbers.stop, self._ends[chunk])
+                part = self._chunks[chunk].part(first - start, stop - first)
+                parts.append(self._read(part).table)
+                if self._decode is not None and self._decoded.schema is None and not len(parts[-1]):
+                    with contextlib.suppress(DataError):  # Earlier messages show the columns.
+                        self.finished(Topic().read(self._files, Topic.before(part), ReadRequest(RECORD_SCHEMA)).table)
+                continue
             records = self._records(chunk)
             if self._batch is not None and start <= numbers.start and numbers.stop <= self._ends[chunk]:
                 return self._batch.slice(numbers.start - start, len(numbers))
@@ -291,7 +307,7 @@ class ChunkReader:
         parts = []
         row = 0
         for chunk in range(len(self._chunks)):
-            records = self._read(chunk)
+            records = self._read(self._chunks[chunk])
             start = self._ends[chunk] - self._chunks[chunk].records
             numbers = np.arange(len(records.table)) if records.numbers is None else records.numbers
             rows[start + numbers] = np.arange(row, row + len(numbers))
@@ -302,7 +318,7 @@ class ChunkReader:
     def _records(self, chunk: int) -> Records:
         if self._current is None or self._current[0] != chunk:
             self._current = self._batch = None
-            records = self._read(chunk)
+            records = self._read(self._chunks[chunk])
             self._current = (chunk, records)
             if records.numbers is None and self._decode is None:
                 # Parsers return tables in pieces. Joining all pieces once is cheaper than joining them for each batch.
@@ -311,13 +327,12 @@ class ChunkReader:
                 self._batch = batches[0] if len(batches) == 1 and not is_large else None
         return self._current[1]
 
-    def _read(self, number: int) -> Records:
-        chunk = self._chunks[number]
+    def _read(self, chunk: Chunk) -> Records:
         request = self._request if self._decode is None else ReadRequest(RECORD_SCHEMA)
         read = partial(_read_unchanged, self._files, request=request)
         try:
             container = chunk.container
-            if container.records == chunk.records or chunk.format == Indices.name:
+            if container.records == chunk.records or chunk.format in _CUT:
                 return read(chunk)
             try:
                 return _part(self._decoded.get(container, read), chunk.skipped, chunk.records)
@@ -335,10 +350,14 @@ class ChunkReader:
             return empty(request)
 
     def finished(self, table: pa.Table) -> pa.RecordBatch:
-        """Return loaded records as a batch, decoded if they are to be."""
+        """Return loaded records as a batch, decoded if they are to be. Without records, it has the latest columns."""
         if self._decode is None:
             return as_batch(table, self._schema)
-        return _decoded(table, self._decode, self._request, self._spec.index_options())
+        if not len(table) and self._decoded.schema is not None:
+            return as_batch(self._decoded.schema.empty_table())
+        batch = _decoded(table, self._decode, self._request, self._spec.index_options())
+        self._decoded.schema = batch.schema if len(table) else None
+        return batch
 
 
 def as_batch(table: pa.Table, schema: pa.Schema | None = None) -> pa.RecordBatch:

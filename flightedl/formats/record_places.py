@@ -16,6 +16,7 @@ import numpy.typing as npt
 from flightedl.domain.groups.lanes import EpochOrder
 from flightedl.domain.groups.plan import Piece
 from flightedl.domain.queue.batching import record_order
+from flightedl.domain.topics import is_topic, topic_and_ranges
 from flightedl.formats.chunk_index import ChunkIndex
 from flightedl.formats.chunks import Chunk
 from flightedl.formats.indices import indices_of, is_of_indices
@@ -57,7 +58,8 @@ def _stretches(chunks: Sequence[Chunk], numbers: npt.NDArray[np.int64]) -> Itera
             inside = np.sort(indices_of(chunk.url, inside))
         runs = np.split(inside, np.flatnonzero(np.diff(inside) != 1) + 1) if len(inside) else ()
         for run in runs:
-            yield RecordRange(url=chunk.url, chunk=chunk.number, first_record=int(run[0]), records=len(run))
+            url = topic_and_ranges(chunk.url)[0] if is_topic(chunk.url) else chunk.url
+            yield RecordRange(url=url, chunk=chunk.number, first_record=int(run[0]), records=len(run))
         start += chunk.records
 
 
@@ -67,21 +69,22 @@ def described(ranges: Sequence[RecordRange]) -> str:
     joined = _joined(ranges)
     for url, first, end in joined[:_SHOWN]:
         by_file.setdefault(url, []).append(f"{first}" if end == first + 1 else f"{first}-{end - 1}")
-    files = "; ".join(
-        f"{'indices' if is_of_indices(url) else f'{url}, records'} {', '.join(numbers)}"
-        for url, numbers in by_file.items()
-    )
+    files = "; ".join(f"{url} {', '.join(numbers)}" for url, numbers in by_file.items())
     more = sum(end - first for _, first, end in joined[_SHOWN:])
     return f"{files} and {more} more" if more else files
 
 
 def _joined(ranges: Sequence[RecordRange]) -> list[tuple[str, int, int]]:
-    """Return (url, first record, end) for each range. Adjacent ranges are joined."""
+    """Return (file and unit, first record, end) for each range. Adjacent ranges are joined."""
     found: list[tuple[str, int, int]] = []
     for each in ranges:
-        end = each.first_record + each.records
-        if found and found[-1][0] == each.url and found[-1][2] == each.first_record:
-            found[-1] = (each.url, found[-1][1], end)
+        end, place = each.first_record + each.records, f"{each.url}, records"
+        if is_of_indices(each.url):
+            place = "indices"
+        elif is_topic(each.url):
+            place = f"partition {each.chunk} of {each.url}, offsets"
+        if found and found[-1][0] == place and found[-1][2] == each.first_record:
+            found[-1] = (place, found[-1][1], end)
         else:
-            found.append((each.url, each.first_record, end))
+            found.append((place, each.first_record, end))
     return found

@@ -40,8 +40,8 @@ from flightedl.ports import Files, FileStat
 MAGIC = 0x01020304
 HEADER_BYTES = 20
 SCHEMA = pa.schema([pa.field("record", pa.binary())])
-#: Formats with this schema, whose records ``decode`` converts to columns.
-UNDECODED = ("recordio", "lines")
+#: Formats that are read with this schema if ``decode`` converts their records to columns.
+UNDECODED = ("recordio", "lines", "kafka")
 #: Maximum uncompressed size of the records in a written chunk, in bytes. A single record may be larger.
 MAX_CHUNK_BYTES = 32 << 20
 

@@ -9,6 +9,7 @@ from typing import ClassVar, Protocol
 import pyarrow as pa
 
 from flightedl.domain.data_urls import path_of
+from flightedl.domain.topics import is_topic
 from flightedl.errors import DataError, UsageError
 from flightedl.formats.arrow_ipc import ArrowFile, ArrowStream
 from flightedl.formats.chunks import Chunk, FileIndex, IndexOptions
@@ -24,6 +25,7 @@ from flightedl.formats.sources import compression_of, without_compression
 from flightedl.formats.tar_archive import TarArchive
 from flightedl.formats.text import TextFormat
 from flightedl.formats.tfrecord import TFRecord
+from flightedl.formats.topics import Topic
 from flightedl.ports import Files, FileStat
 
 
@@ -83,7 +85,7 @@ FORMATS: dict[str, Format] = {
 
 
 #: Formats that no file name implies.
-_OTHERS: dict[str, Format] = {found.name: found for found in (Indices(), JsonRecords())}
+_OTHERS: dict[str, Format] = {found.name: found for found in (Indices(), JsonRecords(), Topic())}
 
 
 def format_for(url: str, name: str | None = None) -> Format:
@@ -95,6 +97,10 @@ def format_for(url: str, name: str | None = None) -> Format:
         UsageError: the format does not exist.
         DataError: the URL does not imply a format.
     """
+    if is_topic(url) or name == Topic.name:
+        if name not in (None, "", Topic.name) or not is_topic(url):
+            raise DataError(f"{url} is not {name}: leave out format=; decode= converts the messages of Kafka topics")
+        return named_format(Topic.name)
     plain = re.sub(r"-\d{5,}-of-\d{5,}$", "", without_compression(path_of(url)).lower())
     implied = next((found for found in FORMATS.values() if plain.endswith(found.suffixes)), None)
     if name == JsonRecords.name and implied is not None and implied.name != RecordIO.name:

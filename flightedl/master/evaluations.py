@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from flightedl.domain.queue.values import QueueSettings
+from flightedl.domain.topics import is_topic
 from flightedl.errors import DataError, UsageError
 from flightedl.master.indexing import DatasetIndexing, IndexedDataset
 from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset, EvaluationDeclaration
@@ -27,8 +28,8 @@ class EvaluationDatasets:
             DataError: a file is unusable, or has changed since a predecessor indexed it.
         """
         declaration = wanted.dataset if isinstance(wanted, EvaluationDeclaration) else wanted.declaration
-        if declaration.follow:
-            raise UsageError("an evaluation cannot follow a growing dataset: declare it without follow=True")
+        if declaration.follow or is_topic(*declaration.urls):
+            raise UsageError("an evaluation cannot follow a growing dataset: declare files, without follow=True")
         indexed = self._indexing.setdefault(name, self._new_indexing()).index(declaration)
         if isinstance(wanted, DeclaredDataset) and indexed.reply.index_hash != wanted.index_hash:
             raise DataError(f"the files of the evaluation {name!r} have changed since it began: use another name")

@@ -16,11 +16,13 @@ import threading
 from collections.abc import Callable, Sequence
 
 from flightedl.domain.master.events import GrowthEnded
+from flightedl.domain.topics import is_topic
 from flightedl.errors import FlightedlError, NotReadyError, UsageError
 from flightedl.formats.dataset_spec import spec_of
-from flightedl.formats.following import DirectoryFollower
+from flightedl.formats.following import DirectoryFollower, follower_of
 from flightedl.formats.index import extended_index
 from flightedl.formats.stored_index import store
+from flightedl.formats.topics import TASK_OFFSETS
 from flightedl.master.indexing import IndexedDataset, arrival_of, layout_of, look, stats_of
 from flightedl.master.state import JobState
 from flightedl.messages.base import Sender
@@ -101,7 +103,8 @@ class Growing:
             raise NotReadyError("the last files of the dataset are being added" + (f": {trouble}" if trouble else ""))
 
     def _run(self, dataset: IndexedDataset) -> None:
-        following = DirectoryFollower(stats_of(dataset.arrivals))
+        declared = dataset.reply.declaration
+        following = follower_of(declared.urls, stats_of(dataset.arrivals), declared.records_per_task or TASK_OFFSETS)
         has_more = False
         while not self._stopping.is_set():
             if not has_more:
@@ -110,7 +113,7 @@ class Growing:
             if self._stopping.is_set():
                 return
             try:
-                has_more, is_complete = self._look(following, dataset.reply.declaration.urls)
+                has_more, is_complete = self._look(following, declared.urls)
             except FlightedlError as error:
                 has_more, is_complete = False, False
                 self._note(f"cannot look for new files now; retrying: {error}")
@@ -163,7 +166,7 @@ class Growing:
             self._file_count(),
             grown.layout.task_count,
         )
-        if self._storage is not None:
+        if self._storage is not None and not is_topic(*spec.urls):  # Topics are indexed without being read.
             store(self._storage, spec, index)
         return True
 

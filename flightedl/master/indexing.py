@@ -34,11 +34,12 @@ from flightedl.domain.data_urls import as_declared
 from flightedl.domain.master.differences import require_same
 from flightedl.domain.queue.drawing import advice_of
 from flightedl.domain.retries import PATIENT
+from flightedl.domain.topics import is_topic
 from flightedl.errors import DataError, NotReadyError, UnavailableError
 from flightedl.formats import mixed_layout
 from flightedl.formats.chunk_index import ChunkIndex
 from flightedl.formats.dataset_spec import schema_of, spec_of
-from flightedl.formats.following import DirectoryFollower, Scan, marker_urls
+from flightedl.formats.following import DirectoryFollower, Scan, follower_of, marker_urls
 from flightedl.formats.index import IndexProgress, restored_index
 from flightedl.formats.layout import TaskLayout
 from flightedl.formats.mixed_layout import drawing_of
@@ -138,7 +139,7 @@ class DatasetIndexing:
         """
         spec = spec_of(known.declaration)
         stored = None if self._storage is None else load_stored(self._storage, spec)
-        if known.declaration.follow:
+        if arrivals:
             stats = stats_of(arrivals)
             index = restored_index(self._files, spec, stats, schema_of(known), known=stored)
             return IndexedDataset(layout_of(index, known, arrivals), known, tuple(arrivals))
@@ -200,9 +201,9 @@ class DatasetIndexing:
         return found
 
     def _first_files(self, declared: DatasetDeclaration) -> tuple[FileStat, ...]:
-        following = DirectoryFollower()
+        following = follower_of(declared.urls)
         while True:
-            self._doing = f"the first file of {declared.urls[0]}"
+            self._doing = f"the first {'message' if is_topic(*declared.urls) else 'file'} of {declared.urls[0]}"
             found = look(self._files, following, declared.urls).stable
             if stable := tuple(stat for stat in found if stat.version):  # Links without a target may get one later.
                 return stable
@@ -242,7 +243,7 @@ def layout_of(index: ChunkIndex, known: DeclaredDataset, arrivals: Sequence[Arri
 
 
 def _indexed(index: ChunkIndex, declared: DatasetDeclaration, drawing: Drawing | None) -> IndexedDataset:
-    arrivals = (arrival_of(index.stats),) if declared.follow else ()
+    arrivals = (arrival_of(index.stats),) if declared.follow or is_topic(*declared.urls) else ()
     layout = mixed_layout.layout_of(index, declared, declared.batch_size, drawing=drawing)
     mixed, sentences = 0, []
     if drawing is not None and layout.pieces is not None:

@@ -100,7 +100,7 @@ class MasterProcess(ServerProcess[MasterSettings]):
             coordinator=coordinator,
             directory=directory,
             keys=self._keys,
-            files=FsspecFiles(moved_folders(self._settings.data_moved)),
+            files=FsspecFiles(moved_folders(self._settings.data_moved), 10 * self._settings.checkpoint_every_s),
             checkpoints=checkpoints,
             index_storage=(
                 PatientStorage(open_storage(self._settings.checkpoint), persist) if self._settings.checkpoint else None

@@ -16,6 +16,7 @@ from flightedl.domain.groups.plan import Order, Piece
 from flightedl.domain.master.core import MasterCore
 from flightedl.domain.master.members import waiting_for_mode
 from flightedl.domain.queue.tasks import TaskQueue
+from flightedl.domain.topics import is_topic
 from flightedl.formats.following import MARKER
 from flightedl.formats.mixed_layout import group_data
 from flightedl.formats.record_places import ranges_of
@@ -217,6 +218,9 @@ def _waiting_for(core: MasterCore, queue: TaskQueue | None, records: Mapping[int
     if queue is not None and queue.is_growing:
         counts = queue.counts()
         if not counts.todo and not counts.pending:
+            declared = core.declaration.dataset
+            if declared is not None and is_topic(*declared.declaration.urls):
+                return "new messages, or a trainer that calls data.end()"
             return f"new files, or a file {MARKER} in the same directory, which marks the dataset as complete"
     return "" if core.declaration.dataset is not None else "a trainer to declare the dataset"
 

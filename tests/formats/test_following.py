@@ -98,7 +98,7 @@ def test_long_names_count_by_their_size_in_bytes(monkeypatch: pytest.MonkeyPatch
 def test_an_accepted_file_that_is_missing_or_changed_is_reported_while_it_lasts() -> None:
     known = DirectoryFollower([stat("a"), stat("b")])
     assert known.look([replace(stat("a", "2"), size_bytes=11)], is_marked=False).stable == ()
-    assert known.trouble == "/d/a has changed since it was taken into the dataset (and 1 more files)"
+    assert known.trouble == "/d/a has changed since it was taken into the dataset (and 1 more)"
     known.look([stat("a")], is_marked=False)
     assert known.trouble == "/d/b is gone since it was taken into the dataset"
     # A file that was only touched, or copied again, is the same file.

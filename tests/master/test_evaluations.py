@@ -134,6 +134,7 @@ def test_an_evaluation_of_files_that_have_changed_since_it_began_is_refused() ->
     with pytest.raises(DataError, match="have changed since it began"):
         datasets.index("e", msgspec.structs.replace(DECLARED, index_hash="old"))
     assert datasets.index("e", msgspec.structs.replace(DECLARED, index_hash="new")) is indexed
-    following = msgspec.structs.replace(DECLARED.declaration, follow=True)
-    with pytest.raises(UsageError, match="cannot follow"):
-        datasets.index("f", EvaluationDeclaration(name="f", dataset=following))
+    for growing in ({"follow": True}, {"urls": ["kafka://a:9092/t"]}):
+        following = msgspec.structs.replace(DECLARED.declaration, **growing)
+        with pytest.raises(UsageError, match="cannot follow"):
+            datasets.index("f", EvaluationDeclaration(name="f", dataset=following))

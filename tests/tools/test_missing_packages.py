@@ -72,6 +72,7 @@ def test_every_command_has_its_help_with_no_extra_installed() -> None:
     [
         (["bench", "torch"], "torch"),
         (["bench", "latency", "sync"], "torch"),
+        (["dataset", "inspect", "kafka://broker:9092/clicks"], "confluent-kafka"),
         (["submit", "flightedl.examples.digits", "--image", "i", "--insecure", "--dry-run"], "pyyaml"),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value[:3]),
@@ -82,7 +83,9 @@ def test_a_missing_package_raises_one_sentence(arguments: list[str], package: st
     assert re.search(rf"pip install .*\b{package}", ran.stderr)
 
 
-@pytest.mark.parametrize("extra", ["local", "s3", "torch", "tls", "kubernetes", "examples", "plot", "opentelemetry"])
+@pytest.mark.parametrize(
+    "extra", ["local", "s3", "torch", "tls", "kubernetes", "examples", "plot", "opentelemetry", "kafka"]
+)
 def test_install_commands_name_existing_packages(extra: str) -> None:
     command = install_command(extra)
     assert command.startswith("pip install ")

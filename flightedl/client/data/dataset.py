@@ -43,6 +43,7 @@ from flightedl.client.participation import Participation
 from flightedl.client.tables.table import Column, Table
 from flightedl.client.waiting import Waiting
 from flightedl.domain.retries import fault_of, is_transient
+from flightedl.domain.topics import is_topic
 from flightedl.domain.trainer import readings
 from flightedl.domain.trainer.acknowledged import NOT_GIVEN, AcknowledgedLoop, Done
 from flightedl.domain.trainer.batches import Batch, CurrentBatch
@@ -446,7 +447,9 @@ class Dataset:
 
     @property
     def _patience(self) -> str:
-        more = f", or new files, or {MARKER} beside them" if self._declared.declaration.follow else ""
+        declared = self._declared.declaration
+        what = "new messages" if is_topic(*declared.urls) else f"new files, or {MARKER} beside them"
+        more = f", or {what}" if declared.follow else ""
         return f"the other trainers to finish their tasks of this epoch{more}"
 
     def fail_current(self, current: CurrentBatch, error: str, place: str, fault: str) -> None:

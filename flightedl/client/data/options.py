@@ -14,6 +14,7 @@ from flightedl.client.data.readers import Transforming
 from flightedl.client.data.transforms import Transform
 from flightedl.domain.groups.plan import Remainder
 from flightedl.domain.groups.shuffling import Shuffling
+from flightedl.domain.topics import is_topic
 from flightedl.errors import UsageError
 from flightedl.formats.json_records import JsonRecords
 from flightedl.formats.lines import Lines, Svmlight
@@ -50,7 +51,7 @@ _DEFAULTS = {"remainder": "split", "explicit_commit": False, "readers": 0}
 
 def decoding(declaration: DatasetDeclaration, decode: Decode | None) -> tuple[DatasetDeclaration, Decode | None]:
     """Return what to declare, and the function that remains. Types are inferred once, in the index."""
-    if decode is json.loads and declaration.format in ("", RecordIO.name):
+    if decode is json.loads and declaration.format in ("", RecordIO.name) and not is_topic(*declaration.urls):
         return replace(declaration, format=JsonRecords.name), None
     if declaration.format == Lines.name and isinstance(decode, Svmlight):
         return replace(declaration, format=decode.name), None
