@@ -129,7 +129,7 @@ def test_every_group_of_examples_is_run() -> None:
         ("index", "front"),
         *(("data-only", g) for g in ("before", "ddp", "ddp-weighted", "accelerate", "lightning", "torchft")),
         ("frameworks", "jax"),
-        ("local-sgd", "torch"),
+        *(("local-sgd", g) for g in ("torch", "island")),
         *(("start", g) for g in ("data", "loop", "train")),
         ("frameworks", "sklearn"),
         *(("torch", g) for g in ("torch", "accelerate", "lightning")),
