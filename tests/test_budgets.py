@@ -17,7 +17,7 @@ import flightedl
 
 ROOT = Path(flightedl.__file__).resolve().parent.parent
 #: Lines of Python in the installed package when this number was last agreed on.
-LINES = 94_876
+LINES = 96_160
 #: Growth beyond `LINES` that needs no decision.
 SLACK = 0.02
 _INSTALLED = ("flightedl", "tools", "schemas")
