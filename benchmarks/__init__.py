@@ -9,6 +9,7 @@
 * ``checkpoint``: a checkpoint of one big shard under pushes, against np.save and fsync.
 * ``memory``: peak memory of a pserver with many trainers.
 * ``data_restarts``: records that restarts within an epoch lose or repeat, against torchdata.
+* ``deaths``: how long trainers wait for one that is killed where no launcher sees its end.
 * ``following``: freshness of a follower, and its cost to training; ``followed_evictions``: its rows under kills.
 * ``moving``: pauses of training while half of a model moves to new pservers.
 * ``start``: a whole command: the first batch, short tasks.

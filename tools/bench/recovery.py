@@ -10,9 +10,9 @@ fault. These times are measured:
   trainer until then
 
 The launcher notices when one of its child processes dies, and ends the process's leases immediately. A cluster may have
-no launcher that does this. Trainers and masters are therefore also killed while the launcher does not end leases, so
-that the death is noticed only when the lease expires. A frozen process is also noticed only then, and leaves calls
-unanswered.
+no launcher that does this. Trainers and masters are therefore also killed while the launcher does not end leases. The
+master then notices the death of a trainer by its closed connections, but that of a master shows only when its lease
+expires. A frozen process is also noticed only then, and leaves calls unanswered.
 
 After that, periods of a minute with one kill are compared with periods without kills, by the number of finished tasks.
 """
