@@ -317,6 +317,8 @@ class TrainerSettings(CommonSettings):
     give_up_s: Seconds = 300.0
     #: Seconds of waiting after which the program reports what it is waiting for.
     say_after_s: Seconds = 10.0
+    #: Seconds after which a rank ends if others of its group have not asked for their first batches.
+    start_timeout_s: Seconds = 1800.0
     #: Directory for ``job.output_dir``; empty for the current directory.
     output_dir: str = ""
     #: Name that the launcher has given this process, for ``flightedl status``; empty if it has none.

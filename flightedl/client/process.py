@@ -66,6 +66,7 @@ class TrainerProcess:
         self.keys = JobKeys(chosen.job)
         #: The launcher's name for this start of the process's group; empty if there is none.
         self.start = chosen.start
+        self.start_timeout_s = chosen.start_timeout_s
         self.data_moved = moved_folders(chosen.data_moved)
         self._cover_s = chosen.lease_ttl_s + _TAKEOVER_S
         with contextlib.ExitStack() as stack:

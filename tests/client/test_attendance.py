@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -18,11 +19,12 @@ import pyarrow.parquet as pq
 import pytest
 
 import flightedl as fe
+from flightedl.client.data import attendance
 from flightedl.client.data.attendance import GroupAttendance, is_own_failure
 from flightedl.client.data.start_name import start_name
 from flightedl.client.session import Job
 from flightedl.config import child_environment
-from flightedl.errors import EXIT_START_AGAIN, FencedError, UsageError
+from flightedl.errors import EXIT_START_AGAIN, FencedError, UnavailableError, UsageError
 from flightedl.launch.cluster import LocalCluster
 from flightedl.messages.groups import GroupPlaceReply
 from tests.support.clock import FakeClock
@@ -291,3 +293,24 @@ def test_a_rank_counts_as_confirmed_since_its_request_and_not_since_the_reply() 
     asked_at = clock.now()
     attendance._confirm(None, 5.0)
     assert attendance._confirmed_at == asked_at
+
+
+def test_a_rank_names_the_likely_reason_why_another_never_asks_and_ends(
+    group: Group, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(attendance, "_LATE_S", 0.3)
+    monkeypatch.setenv("FLIGHTEDL_SAY_AFTER_S", "0.1")
+    monkeypatch.setenv("FLIGHTEDL_START_TIMEOUT_S", "7")
+
+    has_ended = threading.Event()
+
+    def ask(job: Job, data: Any) -> None:
+        try:
+            take_all(job, data)
+        finally:
+            has_ended.set()
+
+    error, _ = group.start(ask, lambda _job, _data: has_ended.wait(20))
+    assert isinstance(error, UnavailableError)
+    assert re.search(r"START_TIMEOUT_S\) for rank 1 of 2 to ask .*accelerator.prepare", str(error))
+    assert "accelerator.prepare" in capsys.readouterr().err

@@ -23,7 +23,14 @@ from flightedl.client.data.start_name import start_name
 from flightedl.client.process import TrainerProcess
 from flightedl.domain.groups.incarnation import OVER_TEXT
 from flightedl.domain.groups.plan import Round
-from flightedl.errors import FencedError, FlightedlError, UnregisteredError, exit_code_of, has_finished
+from flightedl.errors import (
+    FencedError,
+    FlightedlError,
+    UnavailableError,
+    UnregisteredError,
+    exit_code_of,
+    has_finished,
+)
 from flightedl.messages.base import Reply, decode, encode
 from flightedl.messages.groups import (
     GroupLeaveRequest,
@@ -44,6 +51,12 @@ _WATCHED_S = 2.0
 #: Minimum time to live of a rank's lease, because a script that loads a model may block other threads for seconds. A
 #: long lease costs nothing: the next start of the group does not wait for leases of the previous start.
 _LEASE_S = 30.0
+#: Seconds after which a rank names the likely reason why another one does not ask for its first batch.
+_LATE_S = 60.0
+_NEVER = (
+    "If it never asks, its script may read the data through rank 0 alone, as after `accelerator.prepare(loader)`: "
+    "prepare the model and the optimizer, but not the data"
+)
 #: Number of reporting intervals without a reply after which a rank asks the master before it starts a round.
 _UNCONFIRMED_PART = 4
 _CONFIRM_S = 0.5
@@ -106,9 +119,10 @@ class GroupAttendance:
         Raises:
             UsageError: the ranks have loaded different tokens, or disagree about their number.
             FencedError: this start of the group is over.
+            UnavailableError: other ranks have not asked for their first batches within ``start_timeout_s``.
         """
         held = self._held
-        process = self._process
+        process, began = self._process, self._process.clock.now()
         look_up = start_name(process.keys.job_name, process.start, self._rank, held.generation, process.own_master)
         waiting = self._process.waiting()
         try:
@@ -127,7 +141,12 @@ class GroupAttendance:
                     reply = self._ask("group_start", request, GroupStartReply)
                 if reply.incarnation:
                     break
-                waiting.patiently(reply.waiting_for)
+                waited_s = process.clock.now() - began
+                hint = f". {_NEVER}" if waited_s >= _LATE_S else ""
+                if waited_s >= process.start_timeout_s:
+                    text = f"this rank has waited for {waited_s:.0f} s (FLIGHTEDL_START_TIMEOUT_S) for"
+                    raise UnavailableError(f"{text} {reply.waiting_for}{hint}")
+                waiting.patiently(f"{reply.waiting_for}{hint}")
                 waiting.pause()
         finally:
             waiting.over()
