@@ -22,8 +22,9 @@ VERB = "presence"
 #: Number of streams.
 STREAMS = 2
 _DESCRIPTOR = msgspec.json.encode({"verb": VERB})
-#: Lifetime of the first stream, and how much longer each other one lives, so that they do not end together.
-_LIFETIME_S, _LONGER_S = 240.0, 97.0
+#: Lifetime of the first stream, and how much longer each other one lives, so that they do not end together. The server
+#: authorizes the caller when a stream is opened, and some networks drop connections that are idle for minutes.
+_LIFETIME_S, _LONGER_S = 60.0, 37.0
 #: Pauses before a stream is opened again: after it was open, if it could not be opened, and if the master refused it.
 _PAUSE_S, _FAILED_S, _REFUSED_S = 0.02, 0.5, 60.0
 
