@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 Array = npt.NDArray[np.generic]
+#: An array whose type of elements is known only from the data.
+AnyArray = npt.NDArray[Any]
 Words = npt.NDArray[np.uint32]
 
 ROWS_OF = "rows:"

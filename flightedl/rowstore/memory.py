@@ -15,11 +15,12 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+Scalar = TypeVar("Scalar", np.int32, np.uint32, np.uint64)
 #: Size of the first part of an array, which has small pages, so that small tables use little memory.
 _SMALL_BYTES = 1 << 20
 _PAGE_BYTES = 1 << 12
@@ -91,7 +92,7 @@ class RowMemory:
         return max(0, min(self._limit_bytes - self.taken_bytes, self._was_left_bytes - grown))
 
 
-def reserved(size_bytes: int, dtype: npt.DTypeLike, *, may_be_less: bool = False) -> npt.NDArray[Any]:
+def reserved(size_bytes: int, dtype: type[Scalar], *, may_be_less: bool = False) -> npt.NDArray[Scalar]:
     """Return an array of zeros of at least ``size_bytes``, whose memory is freed with the last view.
 
     Args:

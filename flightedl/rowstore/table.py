@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -11,20 +10,12 @@ import numpy.typing as npt
 from flightedl.domain.tables.placement import BUCKETS, buckets_of
 from flightedl.domain.tables.spec import TableSpec, slots_of_new_rows
 from flightedl.kernels import row_cuts, row_handles, row_records, row_rules, rows
-from flightedl.kernels.compiled import half_kernels
+from flightedl.kernels.compiled import Loop, half_kernels
 from flightedl.kernels.compiled_rows import RowPush, init_numbers, row_kernel
 from flightedl.messages.status import TableCounts
 from flightedl.rowstore.layout import layouts_of, new_table, size_of
 from flightedl.rowstore.norms import SmallRows
-from flightedl.rowstore.values import (
-    NO_SHIFTS,
-    CutTable,
-    Floats,
-    Ids,
-    RowChunk,
-    bit_words,
-    either_bits,
-)
+from flightedl.rowstore.values import NO_SHIFTS, CutTable, Floats, Ids, RowChunk, Values, bit_words, either_bits
 
 #: Number of new rows to initialize at a time, so that their records stay in the processor's cache.
 _CHUNK = 2048
@@ -39,9 +30,9 @@ _LEAST_SKETCH_BYTES = 64 * BUCKETS
 _NEVER = -(1 << 62)
 
 
-def loops_of(spec: TableSpec) -> list[Callable[..., Any]]:
+def loops_of(spec: TableSpec) -> list[Loop]:
     """Return the loops that lookups and pushes of a table call."""
-    wanted: list[Callable[..., Any]] = [rows.gather, rows.received, rows.make, row_cuts.scatter]
+    wanted: list[Loop] = [rows.gather, rows.received, rows.make, row_cuts.scatter]
     wanted += [row_rules.first_values, row_rules.combine]
     if spec.admit_after > 1:
         wanted.append(rows.wait if spec.admission == "exact" else rows.count_in_sketch)
@@ -205,7 +196,7 @@ class RowTable:
                 )
         return missing[:made]
 
-    def _write(self, field: int, records: npt.NDArray[np.int64], source: npt.NDArray[Any]) -> None:
+    def _write(self, field: int, records: npt.NDArray[np.int64], source: Values) -> None:
         _write(self.rows, field, records, source)
 
     def _sweep(self, version: int, epoch: int, count: int) -> None:
@@ -264,9 +255,9 @@ class RowTable:
 
     def floats_of(self, records: npt.NDArray[np.int64]) -> Floats:
         values = self.values_of(self.rows.words, records)
-        return self._from_bits(values) if self.half else values
+        return self._from_bits(values.view(np.uint16)) if self.half else values.view(np.float32)
 
-    def values_of(self, words: npt.NDArray[np.uint32], records: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    def values_of(self, words: npt.NDArray[np.uint32], records: npt.NDArray[np.int64]) -> Values:
         """Return the records' values, (n, dim), in the table's dtype. ``words``: raw memory that holds all records."""
         found = read_records(self.rows, words, int(self.rows.layout[row_records.AT_VALUES]), self.value_words, records)
         if self.half:
@@ -334,7 +325,8 @@ class RowTable:
         has_values = has_values and not is_waiting
         slot_count = self._first_slots.size if has_values else 0
         slots = read_records(table, words, int(layout[row_records.AT_SLOTS]), slot_count, records)
-        values: npt.NDArray[Any] = np.empty((records.size, 0), np.uint16 if self.half else np.float32)
+        nothing = (records.size, 0)
+        values: Values = np.empty(nothing, np.uint16) if self.half else np.empty(nothing, np.float32)
         return RowChunk(
             self.number,
             is_waiting,
@@ -453,10 +445,12 @@ def read_records(
     return out
 
 
-def _write(table: row_records.Table, field: int, records: npt.NDArray[np.int64], source: npt.NDArray[Any]) -> None:
-    if source.dtype == np.uint16 and source.shape[1] % 2:
-        source = np.pad(source, ((0, 0), (0, 1)))
-    words = np.ascontiguousarray(source).view(np.uint32)
+def _write(
+    table: row_records.Table, field: int, records: npt.NDArray[np.int64], source: Values | row_records.Words
+) -> None:
+    is_odd = source.dtype == np.uint16 and source.shape[1] % 2
+    padded = np.pad(source, ((0, 0), (0, 1))) if is_odd else source
+    words = np.ascontiguousarray(padded).view(np.uint32)
     stride = int(table.layout[row_records.STRIDE])
     width = words.shape[1]
     row_kernel(row_cuts.scatter)(table.words, stride, int(table.layout[field]), width, records, words.reshape(-1))

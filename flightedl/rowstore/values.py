@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,8 @@ from flightedl.kernels import row_records
 Ids = npt.NDArray[np.uint64]
 Floats = npt.NDArray[np.float32]
 Numbers = npt.NDArray[np.int64]
+#: Values of rows: float32, or uint16 with the bits of 16-bit floats.
+Values = npt.NDArray[np.float32] | npt.NDArray[np.uint16]
 
 _NO_IDS: Ids = np.empty(0, np.uint64)
 _NO_FLOATS: Floats = np.empty(0, np.float32)
@@ -140,13 +142,14 @@ class RowChunk(NamedTuple):
     epochs: npt.NDArray[np.uint32]
     #: (n, elements of all slots of a row): the slots, one after the other.
     slots: Floats
-    #: (n, dim) float32, or uint16 with the bits of 16-bit floats.
-    values: npt.NDArray[Any]
+    #: (n, dim)
+    values: Values
 
     def chosen(self, which: npt.NDArray[np.bool_]) -> RowChunk:
         if which.all():
             return self
-        return RowChunk(self.table, self.is_waiting, *(np.ascontiguousarray(column[which]) for column in self[2:]))
+        columns = (np.ascontiguousarray(column[which]) for column in self[2:])
+        return RowChunk(self.table, self.is_waiting, *columns)  # type: ignore[arg-type]
 
 
 class MovedBuckets(NamedTuple):

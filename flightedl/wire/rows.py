@@ -37,6 +37,8 @@ from flightedl.messages.parameters import Outcome as Outcome  # noqa: PLC0414 - 
 #: Maximum bytes of values in a batch with several rows. 1 MiB is fastest on Flight. With half of that, sending is
 #: slightly slower; four times as much only uses more memory.
 TARGET_BYTES = 1 << 20
+Array = npt.NDArray[np.generic]
+Dtype = np.dtype[np.generic]
 _NOTHING = memoryview(b"")
 _INT8, _INT32, _INT64, _UINT64, _BINARY = pa.int8(), pa.int32(), pa.int64(), pa.uint64(), pa.binary()
 _digest = xxhash.xxh3_64_intdigest
@@ -64,7 +66,7 @@ class Row:
     values: memoryview
     outcome: int = 0
 
-    def array(self, dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
+    def array(self, dtype: npt.DTypeLike) -> Array:
         """Return the elements, (n,) of ``dtype``: a possibly unaligned, read-only view, valid as long as the batch."""
         return np.frombuffer(self.values, dtype=dtype)
 
@@ -117,7 +119,7 @@ class OutgoingBlocks(msgspec.Struct):
     blocks: range
     version: int
     outcome: int
-    values: npt.NDArray[np.generic] | None
+    values: Array | None
     offsets: Sequence[int]
     #: Cache for the checksums, reused when the same values are sent again; None disables caching.
     checksums: Checksums | None = None
@@ -127,7 +129,7 @@ class OutgoingBlocks(msgspec.Struct):
         return 0 if self.values is None else self.values.nbytes
 
 
-def checksum(values: memoryview | npt.NDArray[np.generic]) -> int:
+def checksum(values: memoryview | Array) -> int:
     """Return the xxh3-64 of the bytes."""
     return xxhash.xxh3_64_intdigest(memoryview(values) if isinstance(values, memoryview) else values.data)
 
@@ -135,7 +137,7 @@ def checksum(values: memoryview | npt.NDArray[np.generic]) -> int:
 def encode_rows(
     blocks: Sequence[int],
     versions: Sequence[int],
-    values: Sequence[npt.NDArray[np.generic] | None],
+    values: Sequence[Array | None],
     outcomes: Sequence[int] | None = None,
 ) -> pa.RecordBatch:
     """Return a batch of ``VALUES_SCHEMA`` if ``outcomes`` are given, otherwise a batch of ``PUSH_SCHEMA``.

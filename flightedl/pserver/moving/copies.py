@@ -15,21 +15,12 @@ import numpy as np
 
 from flightedl.domain.moving.standby import CopySource
 from flightedl.errors import BusyError
+from flightedl.formats.row_batches import AnyArray
 from flightedl.messages.control import OrderNumber, SnapshotRequest
 from flightedl.messages.moving import CopyId, CopyTicket
 from flightedl.ports import Clock
 from flightedl.pserver.cuts.copier import CopyMemory, SnapshotCopier
-from flightedl.pserver.moving.parcels import (
-    SCHEMA,
-    Array,
-    BlockState,
-    CopyEnd,
-    CopyHead,
-    CopyRows,
-    Digest,
-    Parcel,
-    encode,
-)
+from flightedl.pserver.moving.parcels import SCHEMA, BlockState, CopyEnd, CopyHead, CopyRows, Digest, Parcel, encode
 from flightedl.pserver.shard import Shard
 from flightedl.pserver.stores.interface import distinct
 from flightedl.pserver.stores.row_span import RowSpan
@@ -164,5 +155,5 @@ class Copies:
             yield Parcel(BlockState(*place, block.version, block.updates), [block.values, *block.slots])
         for each in rows:
             for one in each.stored():
-                arrays: list[Array] = [one.ids, one.updates, one.versions, one.epochs, one.slots, one.values]
+                arrays: list[AnyArray] = [one.ids, one.updates, one.versions, one.epochs, one.slots, one.values]
                 yield Parcel(CopyRows(one.span, one.table, one.kind, one.oldest), arrays)

@@ -6,20 +6,18 @@ A batch has one row. Each column contains one array, or is empty. The header des
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from flightedl.domain.pserver.block_values import ReleasedBlocks
 from flightedl.errors import CorruptError
-from flightedl.formats.row_batches import StoredRowSpan, binary
+from flightedl.formats.row_batches import AnyArray, StoredRowSpan, binary
 from flightedl.messages.decoding import from_msgpack
 from flightedl.messages.moving import CopyId
 
-Array = npt.NDArray[Any]
 Batch = pa.RecordBatch
 
 _COLUMNS = 8
@@ -129,7 +127,7 @@ class Parcel(NamedTuple):
     """A part of a unit's content."""
 
     content: Content
-    arrays: Sequence[Array]
+    arrays: Sequence[AnyArray]
 
 
 class _Header(msgspec.Struct, frozen=True, array_like=True):

@@ -23,7 +23,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 from msgspec.structs import replace
 
 from flightedl.domain.feed.server import Removed, ServerFeed
@@ -44,8 +43,7 @@ from flightedl.rowstore.tables import RowCut
 from flightedl.rpc.call import Call, Message
 from flightedl.rpc.routes import Outgoing
 from flightedl.wire.changes import CHANGES_SCHEMA, HEADER_KEY, Change, encode_changes
-
-Array = npt.NDArray[np.generic]
+from flightedl.wire.rows import Array
 
 #: Maximum number of answers being sent at the same time. The remaining cuts are reserved for checkpoints and readers.
 _ANSWERS = 2

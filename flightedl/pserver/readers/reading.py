@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from flightedl.coordination.checkpoint_places import specs_of
 from flightedl.domain.checkpoint.manifest import Manifest
@@ -28,8 +27,7 @@ from flightedl.ports import Storage
 from flightedl.pserver.cuts.kept import KeptCut, RequestedCuts
 from flightedl.pserver.shard import Shard
 from flightedl.rpc.routes import Outgoing
-
-Array = npt.NDArray[np.generic]
+from flightedl.wire.rows import Array
 
 
 class Reading:

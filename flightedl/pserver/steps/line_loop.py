@@ -15,13 +15,14 @@ import select
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVarTuple
 
 if TYPE_CHECKING:
     from flightedl.pserver.steps.conversation import Conversation
 
 #: Seconds that the loop waits for messages while no step is parked.
 _LONG_S = 3600.0
+Args = TypeVarTuple("Args")
 
 
 class LineLoop:
@@ -124,7 +125,7 @@ class LineLoop:
         due = [conversation.due_at for conversation in self._parked if conversation.due_at is not None]
         return max(0.0, min(due) - now) if due else _LONG_S
 
-    def _serve(self, conversation: Conversation, method: Callable[..., bool], *args: float) -> bool:
+    def _serve(self, conversation: Conversation, method: Callable[[*Args], bool], *args: *Args) -> bool:
         """Call a method of a conversation. Return False if the conversation was handed back or failed."""
         try:
             is_lent = method(*args)

@@ -14,14 +14,12 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from flightedl.wire.rows import Array, Dtype
 from flightedl.wire.shared_values import copy_past_cache
-
-Array = npt.NDArray[np.generic]
 
 ALIGNMENT_BYTES = 64
 #: The unused end of a slab is never touched, so it occupies at most a part of a huge page.
@@ -83,14 +81,14 @@ class Arena:
         np.copyto(copied, array)
         return copied
 
-    def _values_of(self, size_bytes: int, dtype: np.dtype[Any]) -> Array:
+    def _values_of(self, size_bytes: int, dtype: Dtype) -> Array:
         for place, (array, readers) in enumerate(self._left):
             if (array.nbytes, array.dtype) == (size_bytes, dtype) and all(reader() is None for reader in readers):
                 del self._left[place]
                 return array
         return self._cut_values(size_bytes).view(dtype)
 
-    def _other_of(self, size_bytes: int, dtype: np.dtype[Any]) -> Array:
+    def _other_of(self, size_bytes: int, dtype: Dtype) -> Array:
         for place, array in enumerate(self._released):
             if (array.nbytes, array.dtype) == (size_bytes, dtype):
                 del self._released[place]
