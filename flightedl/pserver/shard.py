@@ -21,10 +21,8 @@ import contextlib
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from flightedl.domain.consistency.modes import Mode
 from flightedl.domain.consistency.rounds_values import Pull
@@ -57,25 +55,24 @@ from flightedl.process.shared_memory import SharedMemory
 from flightedl.pserver.cuts.copying import Copying
 from flightedl.pserver.cuts.kept import KeptCut, KeptRows
 from flightedl.pserver.meter import Meter
-from flightedl.pserver.stores.array_span import ArraySpan, BlockArrays
+from flightedl.pserver.stores.array_span import ArraySpan, BlockArrays, ReceivedArray
 from flightedl.pserver.stores.changes import Changes
 from flightedl.pserver.stores.dense import DenseStore
-from flightedl.pserver.stores.held import Held
-from flightedl.pserver.stores.interface import Pushed, Wanted, distinct, split_span
-from flightedl.pserver.stores.row_span import RowSpan
+from flightedl.pserver.stores.held import AnySpan, Held
+from flightedl.pserver.stores.interface import Content, Pushed, Span, Wanted, distinct
+from flightedl.pserver.stores.row_span import ReceivedRows, RowSpan
 from flightedl.pserver.stores.rows import RowStore
 from flightedl.pserver.stores.soundness import Soundness
 from flightedl.recording.writer import Recorder
 from flightedl.rowstore.tables import RowCut
-from flightedl.rowstore.values import NO_ROWS, TableRows
+from flightedl.rowstore.values import TableRows
 from flightedl.wire.parts import ReceivedBlocks, parts_of
-from flightedl.wire.rows import OutgoingBlocks, Row, Rows
+from flightedl.wire.rows import Array, OutgoingBlocks, Row, Rows
 
 #: Maximum number of simultaneous readers of all rows.
 _READERS = 2
 #: Size of the rows that are sent together.
 _CHUNK_BYTES = 1 << 20
-Array = npt.NDArray[np.generic]
 _UPDATE = Needs(has_update=True)
 #: Maximum wait for moving blocks between two checks, in case a change was announced just before the wait.
 _LOOK_S = 0.02
@@ -213,7 +210,7 @@ class Shard:
             GradientError: The values are not finite.
         """
         values = self.dense.first_values(row)
-        with self._held.locked(row.block) as span:
+        with self._held.locked(self.dense, row.block) as span:
             place = span.detach_for_write()[span.part(row.block)]
             with self._deciding:
                 is_accepted = self._protocol.initialize(row.block, election)
@@ -253,7 +250,8 @@ class Shard:
             pushed = None
             if span is not None and blocks == span.numbers and (len(data) == span.offsets[-1] or not data):
                 gradient = self.dense.gradient(span, blocks, data, is_finite=is_finite) if data else None
-                pushed = self._push(push, span, version, gradient, header, has_gradient=gradient is not None)
+                received = ReceivedArray(gradient, header.pull and header.checksums, self._protocol.is_synchronous)
+                pushed = self._push(push, span, version, received, header, has_gradient=gradient is not None)
             if pushed is not None:
                 found.append(pushed)
             else:
@@ -274,9 +272,7 @@ class Shard:
         for span, received in self.rows.by_span(part.blocks, self.rows.pushed(part)):
             is_one_span = span.numbers == part.blocks
             has_gradient = len(received.gradients) > 0
-            pushed = self._push(
-                push, span, part.version, received, header, has_gradient=has_gradient, asked=received.wanted
-            )
+            pushed = self._push(push, span, part.version, received, header, has_gradient=has_gradient)
             if pushed is not None:
                 yield pushed
         if not is_one_span:
@@ -307,7 +303,8 @@ class Shard:
             if numbers != span.numbers:
                 self._split_around(span, numbers)
                 continue
-            pushed = self._push(push, span, version, gradient, header, has_gradient=gradient is not None)
+            received = ReceivedArray(gradient, header.pull and header.checksums, self._protocol.is_synchronous)
+            pushed = self._push(push, span, version, received, header, has_gradient=gradient is not None)
             if pushed is not None:
                 yield pushed
                 number, data = numbers.stop, data[size_bytes:]
@@ -320,18 +317,17 @@ class Shard:
                 self._split(split)
 
     def _split(self, split: Split) -> None:
-        split_span(self._held.store(split.span).spans, split, self._protocol.version(split.span))
+        self._held.split(split, self._protocol.version(split.span))
 
     def _push(
         self,
         push: Push,
-        span: Any,
+        span: Span[Content],
         base_version: int,
-        received: Any,
+        received: Content,
         header: PushHeader,
         *,
         has_gradient: bool,
-        asked: TableRows = NO_ROWS,
     ) -> Pushed | None:
         """Push to all blocks of a span. Return None if the span has been split; the caller then pushes to its parts."""
         protocol, first = self._protocol, span.numbers.start
@@ -346,11 +342,11 @@ class Shard:
             if protocol.is_synchronous or self.copying.under_way:
                 with self._deciding:
                     needs = protocol.prepare(first, push, base_version, has_gradient=has_gradient)
-                self._carry_out(span, needs.copies)
+                self._carry_out(span, needs.copies, received)
             try:
                 received = span.get_ready(needs, received)
             except MemoryError:
-                name = self._held.store(first).name_of(first)
+                name = self.dense.name_of(first) if first < self.first_bucket else "rows"
                 raise BusyError(
                     f"pserver {self._index} has no memory left for a gradient of {name}: "
                     "increase its memory or the number of pservers"
@@ -361,7 +357,7 @@ class Shard:
                 if isinstance(decided, Split):
                     self._split(decided)
                     return None
-                self._carry_out(span, decided.effects, received, has_checksum=header.pull and header.checksums)
+                self._carry_out(span, decided.effects, received)
             except BaseException as error:
                 self._soundness.interrupted(error)
                 raise
@@ -369,17 +365,13 @@ class Shard:
             if decided.effects and first == self._lowest:
                 self.meter.updates(decided.effects, base_version, push.member)
             if header.pull and decided.is_ready:
-                is_for_many = protocol.is_synchronous
-                piece = span.piece(span.numbers, decided.version, decided.outcome, asked, is_for_many=is_for_many)
-                return Pushed(piece)
-            return _answer(span, decided, asked, pull=header.pull)
+                return Pushed(span.piece(span.numbers, decided.version, decided.outcome, received))
+            return _answer(span, decided, received.wanted, pull=header.pull)
 
-    def _carry_out(
-        self, span: Any, effects: Sequence[Effect], received: Any = None, *, has_checksum: bool = False
-    ) -> None:
+    def _carry_out(self, span: Span[Content], effects: Sequence[Effect], received: Content) -> None:
         for effect in effects:
             if isinstance(effect, Update | AddGradient):
-                span.carry_out(effect, received, has_checksum=has_checksum)
+                span.carry_out(effect, received)
             elif isinstance(effect, CopyBlocks | BlocksDue):
                 self.copying.carry_out(span, effect)
 
@@ -425,17 +417,21 @@ class Shard:
         protocol = self._protocol
         number, end, version = wanted.blocks.start, wanted.blocks.stop, wanted.min_version
         while number < end:
-            with self._held.locked(number) as span:
+            with self._held.locked(self._held.store(number), number) as span:
                 numbers = range(number, min(span.numbers.stop, end))
-                rows = wanted.rows if numbers == wanted.blocks else span.within(numbers, wanted.rows)
+                rows = wanted.rows
+                if numbers != wanted.blocks and isinstance(span, RowSpan):
+                    rows = rows.within(span.buckets_of(numbers), self.rows.tables)
                 state, present = protocol.pull(number, member, version), protocol.version(number)
                 if state is Pull.WAIT:
                     rest.append(Wanted(numbers, version, rows))
                 elif state is Pull.NOT_MEMBER:
                     pieces.append(OutgoingBlocks(numbers, present, Outcome.NOT_MEMBER, None, ()))
+                elif isinstance(span, RowSpan):
+                    pieces.append(span.piece(numbers, present, Outcome.NONE, ReceivedRows(wanted=rows)))
                 else:
-                    is_for_many = protocol.is_synchronous
-                    pieces.append(span.piece(numbers, present, Outcome.NONE, rows, is_for_many=is_for_many))
+                    received = ReceivedArray(is_for_many=protocol.is_synchronous)
+                    pieces.append(span.piece(numbers, present, Outcome.NONE, received))
             number = numbers.stop
         return pieces, rest
 
@@ -445,7 +441,7 @@ class Shard:
         Returns:
             (n,) values, which do not change while the array is alive; their version; and the number of blocks.
         """
-        with self._held.locked(numbers.start) as span:
+        with self._held.locked(self.dense, numbers.start) as span:
             found = range(numbers.start, min(span.numbers.stop, numbers.stop))
             return span.borrow(found), self._protocol.version(found.start), len(found)
 
@@ -532,13 +528,16 @@ class Shard:
             with self._deciding:
                 applied = self._protocol.apply_view(request)
             for first, effects in applied.effects:
-                self._carry_out(self._held.span(first), effects)
+                if first < self.first_bucket:
+                    self._carry_out(self.dense.span(first), effects, ReceivedArray())
+                else:
+                    self._carry_out(self.rows.span(first), effects, ReceivedRows())
             self.changes.has_news = True
         return applied.reply
 
     # Moves of blocks to another pserver
 
-    def adopt(self, released: ReleasedBlocks, span: Any) -> Unmovable | None:
+    def adopt(self, released: ReleasedBlocks, span: AnySpan) -> Unmovable | None:
         """Add a prepared span of blocks or buckets released by another pserver.
 
         If this fails or returns ``Unmovable``, nothing was changed, and the span is released.
@@ -555,7 +554,10 @@ class Shard:
                     with self._soundness:
                         is_adopted = True
                         self._arrivals.update(released.numbers)
-                        self._held.store(released.numbers.start).adopt(span)
+                        if isinstance(span, RowSpan):
+                            self.rows.adopt(span)
+                        else:
+                            self.dense.adopt(span)
                         self._has_moved = True
                         self._spans_changed()
         finally:
@@ -571,12 +573,11 @@ class Shard:
                 span = store.span(numbers.start).numbers
                 some = range(numbers.start, min(span.stop, numbers.stop))
                 with self._deciding:
-                    version = self._protocol.version(some.start)
                     released = self._protocol.release(some)
                     if isinstance(released, Split):
                         released = self._protocol.release(some)
                 assert isinstance(released, ReleasedBlocks), f"frozen blocks cannot be released: {released}"
-                store.drop(some, version)
+                store.drop(released)
                 self._has_moved = True
                 self._spans_changed()
             numbers = range(some.stop, numbers.stop)
@@ -629,11 +630,11 @@ class Shard:
             if numbers.start < frozen.stop and frozen.start < numbers.stop and self._protocol.is_at_edge(numbers):
                 raise StalePlacementError(f"the blocks {numbers} are moving: read the job's placement again")
 
-    def spans_in(self, numbers: range) -> Iterator[Any]:
+    def spans_in(self, numbers: range) -> Iterator[AnySpan]:
         """Yield the spans that contain any of these blocks; spans may be split at any moment."""
         number = numbers.start
         while number < numbers.stop:
-            span = self._held.span(number)
+            span = self._held.store(number).span(number)
             yield span
             number = span.numbers.stop
 
@@ -705,7 +706,7 @@ class Shard:
             CorruptError: Blocks are missing.
         """
         for split in self._protocol.restore(applied, {**self.dense.restored, **self.rows.restored}):
-            split_span(self._held.store(split.span).spans, split, 0)
+            self._held.split(split, 0)
         self.rows.finish_restore()
 
 
@@ -721,7 +722,7 @@ def _rows_of(span: RowSpan | KeptRows, cut: RowCut, salt: int, buckets: range | 
         yield StoredRows(span.numbers.start, chunk.table, f"{ROWS_OF}{chunk.values.dtype.name}", *chunk[2:])
 
 
-def _answer(span: Any, decided: Decided, asked: TableRows, *, pull: bool) -> Pushed:
+def _answer(span: Span[Content], decided: Decided, asked: TableRows, *, pull: bool) -> Pushed:
     numbers, version, outcome, offsets = span.numbers, decided.version, decided.outcome, span.offsets
     if outcome is Outcome.PARTLY_APPLIED:
         bits, count = decided.having, len(numbers) if offsets else 1

@@ -13,6 +13,7 @@ from flightedl.domain.consistency.modes import Async, Mode, Sync
 from flightedl.domain.model.optimizers import SGD
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import plan_shards
+from flightedl.domain.pserver.block_values import CopyBlocks
 from flightedl.domain.tables.placement import BUCKETS, as_ids, buckets_of
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.errors import BusyError, MessageError, NotFoundError, StalePlacementError
@@ -230,7 +231,7 @@ def test_rows_that_are_cut_after_their_cut_was_dropped_are_dropped_too(bench: Be
         kept = KeptCut([*span.numbers], None)
         kept.drop()
         with span.lock:
-            kept.copy_rows(span, 1, 1)
+            kept.copy_rows(span, CopyBlocks(0, span.numbers, 1, 1))
         assert kept.rows[0].cut.is_over
 
 
@@ -240,7 +241,7 @@ def test_what_a_kept_cut_lists_does_not_change_with_the_rows(bench: Bench) -> No
     kept = KeptCut([*span.numbers], None)
     span.rows.removed.append((0, IDS[:3]))
     with span.lock:
-        kept.copy_rows(span, 1, 1)
+        kept.copy_rows(span, CopyBlocks(0, span.numbers, 1, 1))
     arrived = kept.rows[0].arrived.copy()
     span.rows.removed.clear()
     span.rows.arrived[:] += 5

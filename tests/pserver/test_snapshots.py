@@ -381,10 +381,10 @@ def test_rows_whose_cut_begins_after_all_were_dropped_are_dropped_too(monkeypatc
     copies = SnapshotCopier(range(4), CopyMemory(), COMMAND)
     early: Any = SimpleNamespace(numbers=range(2))
     late: Any = SimpleNamespace(numbers=range(2, 4))
-    copies.copy_rows(early, 1, 1)
+    copies.copy_rows(early, CopyBlocks(0, early.numbers, 1, 1))
     copies.drop_rows()
     assert dropped == [early.numbers]
-    copies.copy_rows(late, 1, 1)
+    copies.copy_rows(late, CopyBlocks(0, late.numbers, 1, 1))
     assert dropped == [early.numbers, late.numbers]
 
 

@@ -18,6 +18,7 @@ from flightedl.errors import GradientError, MessageError
 from flightedl.messages.control import ViewMember, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
 from flightedl.pserver.shard import Shard
+from flightedl.pserver.stores.array_span import ReceivedArray
 from flightedl.pserver.stores.interface import Wanted
 from flightedl.wire.parts import decode_message, encode_message
 from flightedl.wire.rows import OutgoingBlocks, Row, Rows, decode_batch, encode_pieces, encode_rows
@@ -265,20 +266,20 @@ def test_every_block_is_in_one_run_and_runs_fit_a_message(pservers: int) -> None
 def test_a_version_is_encoded_once_for_all_readers(wire: str) -> None:
     bench = Bench(Sync(), wire=wire)
     span = bench.shard.dense.span(0)
-    first = span.piece(span.numbers, bench.shard.version_range()[0], Outcome.NONE, is_for_many=True)
-    second = span.piece(span.numbers, bench.shard.version_range()[0], Outcome.NONE, is_for_many=True)
+    first = span.piece(span.numbers, bench.shard.version_range()[0], Outcome.NONE, ReceivedArray(is_for_many=True))
+    second = span.piece(span.numbers, bench.shard.version_range()[0], Outcome.NONE, ReceivedArray(is_for_many=True))
     assert second.values is first.values
     assert encode_pieces([first]).equals(encode_pieces([second]))
     assert second.checksums is first.checksums
     assert second.checksums.rows is not None
     assert encode_parts([first]) == encode_parts([second])
     assert second.checksums.whole is not None
-    span.carry_out(Update(0, 1, 0, [], is_of_round=False), np.ones(span.values.size, np.float32))
-    third = span.piece(span.numbers, bench.shard.version_range()[0], Outcome.NONE, is_for_many=True)
+    span.carry_out(Update(0, 1, 0, [], is_of_round=False), ReceivedArray(np.ones(span.values.size, np.float32)))
+    third = span.piece(span.numbers, bench.shard.version_range()[0], Outcome.NONE, ReceivedArray(is_for_many=True))
     assert not np.array_equal(third.values, first.values)
     assert not encode_pieces([third]).column(2).equals(encode_pieces([first]).column(2))
     decode_batch(encode_pieces([third]))
     decode_message(*encode_parts([third]))[0]
     del first, second, third
-    span.carry_out(Update(0, 1, 0, [], is_of_round=False), np.ones(span.values.size, np.float32))
+    span.carry_out(Update(0, 1, 0, [], is_of_round=False), ReceivedArray(np.ones(span.values.size, np.float32)))
     assert span._sent is None

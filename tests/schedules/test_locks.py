@@ -45,6 +45,7 @@ from flightedl.domain.model.optimizers import SGD
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import plan_shards
 from flightedl.domain.moving.server import State
+from flightedl.domain.pserver.block_values import CopyBlocks
 from flightedl.domain.recovery.lives import name_in
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.errors import NotReadyError, UnavailableError
@@ -254,7 +255,10 @@ def block_feed(_: ExitStack) -> Case:
 def kept_cut(_: ExitStack) -> Case:
     span = next(iter(shard().rows.spans.values()))
     made = KeptCut([0, *span.numbers], None)
-    return made._changed, {"cut rows": lambda: made.copy_rows(span, 1, 1), "drop": made.drop}
+    return made._changed, {
+        "cut rows": lambda: made.copy_rows(span, CopyBlocks(0, span.numbers, 1, 1)),
+        "drop": made.drop,
+    }
 
 
 def requested_cuts(_: ExitStack) -> Case:

@@ -13,6 +13,7 @@ from flightedl.domain.consistency.modes import Async
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.pserver.stores import held
 from flightedl.pserver.stores.held import Held
+from flightedl.pserver.stores.interface import Store
 from tests.pserver.test_snapshots import Pserver
 from tests.support.memory import MemoryStorage
 from tests.support.planting import bug, rewrites
@@ -31,8 +32,8 @@ def splitting(run: Run) -> None:
         outcomes.extend(piece.outcome for piece in pserver.push_some(batch, places))
 
     def look() -> None:
-        with pserver.shard._held.locked(1) as span:
-            assert span is pserver.shard._held.span(1), "a span that was split is used"
+        with pserver.shard._held.locked(pserver.shard.dense, 1) as span:
+            assert span is pserver.shard.dense.span(1), "a span that was split is used"
 
     run.threads(lambda: push(0, range(2)), lambda: push(1, range(1, 2)), look)
     assert set(outcomes) == {outcomes[0]}
@@ -54,8 +55,8 @@ def test_a_split_span_that_is_used_is_found(monkeypatch: pytest.MonkeyPatch) -> 
     finds(flaw, splitting, [held])
 
     @contextlib.contextmanager
-    def locked(self: Held, number: int) -> Iterator[Any]:
-        span = self.span(number)
+    def locked(_: Held, store: Store[Any], number: int) -> Iterator[Any]:
+        span = store.span(number)
         with span.lock:
             yield span
 

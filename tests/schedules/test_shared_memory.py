@@ -18,7 +18,7 @@ from flightedl.messages.parameters import Outcome
 from flightedl.pserver.meter import Meter
 from flightedl.pserver.steps import step_stream
 from flightedl.pserver.stores.arena import Arena
-from flightedl.pserver.stores.array_span import ArraySpan
+from flightedl.pserver.stores.array_span import ArraySpan, ReceivedArray
 from flightedl.rpc.same_host import SharedPair
 from flightedl.wire import shared_protocol, shared_values
 from flightedl.wire.parts import STEP_END
@@ -174,7 +174,7 @@ class Stream:
         require_equal(np.frombuffer(part.data, np.float32), number)
         del part, received
         with self.span.lock:
-            piece = self.span.piece(range(1), self.version, Outcome.ACCEPTED)
+            piece = self.span.piece(range(1), self.version, Outcome.ACCEPTED, ReceivedArray())
         self.server.write([piece], checksums=False)
         del piece
         self.server.write([OutgoingBlocks(range(1), 0, Outcome.NONE, None, [0, 0])], STEP_END, checksums=False)
@@ -257,7 +257,7 @@ def resting(run: Run) -> None:
         assert received is not None
         del received
         with stream.span.lock:
-            piece = stream.span.piece(range(1), 0, Outcome.ACCEPTED)
+            piece = stream.span.piece(range(1), 0, Outcome.ACCEPTED, ReceivedArray())
         stream.server.write([piece], STEP_END, checksums=False)
 
     def train() -> None:

@@ -146,8 +146,8 @@ def test_a_file_contains_exactly_the_batches_that_it_lists(program: Any) -> None
                 "a block is copied without its lock",
                 swaps(
                     "pserver.cuts.copying:Copying.copy_one",
-                    "with held.locked(number) as span:",
-                    "for span in [held.span(number)]:",
+                    "with held.locked(held.store(number), number) as span:",
+                    "for span in [held.store(number).span(number)]:",
                 ),
             ),
         ),

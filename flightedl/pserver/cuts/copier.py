@@ -10,20 +10,20 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from flightedl.domain.pserver.block_values import CopyBlocks
 from flightedl.errors import UnavailableError
 from flightedl.formats.shard_files import StoredBlock
 from flightedl.messages.control import SnapshotRequest
-from flightedl.pserver.stores.array_span import ArraySpan, BlockCopies
-from flightedl.pserver.stores.row_span import RowCopies, RowSpan
+from flightedl.pserver.stores.array_span import ArraySpan
+from flightedl.pserver.stores.interface import SpanCopies
+from flightedl.pserver.stores.row_span import RowSpan
 from flightedl.pserver.stores.stored_rows import CutRows
 from flightedl.rowstore.tables import ChangedSince
+from flightedl.wire.rows import Array, Dtype
 
 #: Number of blocks that the copying thread stays ahead of a push, so that it need not wait for the push's locks.
 _LEAD = 4
-Array = npt.NDArray[np.generic]
 
 
 class CopyMemory:
@@ -36,7 +36,7 @@ class CopyMemory:
         """Return copies of a block's arrays. The caller holds the lock of the block's span."""
         return [self._copied(number, place, array) for place, array in enumerate(arrays)]
 
-    def reserve(self, number: int, place: int, size: int, dtype: np.dtype[np.generic]) -> None:
+    def reserve(self, number: int, place: int, size: int, dtype: Dtype) -> None:
         """Allocate and touch memory for the copy of one array of a block, unless this has been done."""
         if (number, place) not in self._arrays:
             array = np.empty(size, dtype)
@@ -51,7 +51,7 @@ class CopyMemory:
         return known
 
 
-class Copier(BlockCopies, RowCopies):
+class Copier(SpanCopies):
     """Progress of a cut: which blocks are due, and which have been copied. Thread-safe.
 
     Args:
@@ -84,15 +84,20 @@ class Copier(BlockCopies, RowCopies):
                 self._due[number] = 1
             self._changed.notify_all()
 
-    def _copied(self, numbers: Sequence[int], lead: int | None = 0) -> None:
+    def _copied(self, numbers: Sequence[int], lead: int = 0) -> None:
         with self._changed:
             for number in numbers:
                 self._due[number] = 0
-            self._next = numbers[-1] + 1 + (_LEAD if lead is None else lead)
+            self._next = numbers[-1] + 1 + lead
             self._left -= len(numbers)
             if not self._left:
                 self.is_complete.set()
                 self._changed.notify_all()
+
+    def resume_after(self, numbers: Sequence[int]) -> None:
+        """Continue the search directly after these blocks, which the copying thread itself has copied."""
+        # No lock is needed: every order of the blocks is correct.
+        self._next = numbers[-1] + 1
 
     def next_due(self) -> int | None:
         """Return the next due block to copy, just ahead of the push in progress, or None if no block is due."""
@@ -157,7 +162,7 @@ class SnapshotCopier(Copier):
         self._rows: list[CutRows] = []
         self._are_rows_dropped = False
 
-    def copy(self, span: ArraySpan, copy: CopyBlocks, lead: int | None = None) -> None:
+    def copy(self, span: ArraySpan, copy: CopyBlocks) -> None:
         for number in copy.numbers:
             place, at = span.places[number - span.numbers.start], span.part(number)
             values, *slots = self._memory.copy(number, [span.values[at], *(slot[at] for slot in span.slots)])
@@ -166,18 +171,18 @@ class SnapshotCopier(Copier):
             )
         if self._companion is not None:
             self._companion.copy(span, copy)
-        self._copied(copy.numbers, lead)
+        self._copied(copy.numbers, _LEAD)
 
-    def copy_rows(self, span: RowSpan, version: int, updates: int) -> None:
-        copy = None if self._changed_in is None else self._changed_in(span)
-        rows = CutRows(span, version, updates, self._command, is_base=not self.after, copy=copy)
+    def copy_rows(self, span: RowSpan, copy: CopyBlocks) -> None:
+        changed = None if self._changed_in is None else self._changed_in(span)
+        rows = CutRows(span, copy.version, copy.updates, self._command, is_base=not self.after, copy=changed)
         with self._changed:
             self._rows.append(rows)
             if self._are_rows_dropped:
                 rows.cut.drop()
         if self._companion is not None:
             try:
-                self._companion.copy_rows(span, version, updates)
+                self._companion.copy_rows(span, copy)
             except (MemoryError, UnavailableError) as error:
                 # The checkpoint is more important.
                 self._companion.give_up(str(error) or "not enough memory")

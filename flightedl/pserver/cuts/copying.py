@@ -6,13 +6,14 @@ Several cuts may be in progress. Each has a ``Copier``, which holds the memory o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.pserver.block_values import BlocksDue, CopyBlocks
 from flightedl.errors import UnavailableError
 from flightedl.pserver.cuts.copier import Copier
 from flightedl.pserver.stores.held import Held
+from flightedl.pserver.stores.interface import Content, Span
 
 AnyCopier = TypeVar("AnyCopier", bound=Copier)
 
@@ -50,7 +51,7 @@ class Copying:
                 copies.note_due(due)
         return copies
 
-    def carry_out(self, span: Any, effect: CopyBlocks | BlocksDue) -> None:
+    def carry_out(self, span: Span[Content], effect: CopyBlocks | BlocksDue) -> None:
         """Carry out the protocol's decision about a span's cut. The caller holds the span's lock."""
         # The thread that writes the file may complete or drop the copies concurrently.
         copies = self.under_way.get(effect.cut)
@@ -76,11 +77,12 @@ class Copying:
     def copy_one(self, copies: Copier, number: int) -> bool:
         """Copy a block unless a push has copied it already. Return False if the copies have been dropped."""
         held = self.held
-        with held.locked(number) as span:
+        with held.locked(held.store(number), number) as span:
             with held.deciding:
                 copy = held.protocol.copy(copies.cut, number)
             if copy is not None:
-                span.cut(copies, copy, lead=0)
+                span.cut(copies, copy)
+                copies.resume_after(copy.numbers)
             return self.under_way.get(copies.cut) is copies
 
     def end(self, copies: Copier) -> AppliedBatches | None:

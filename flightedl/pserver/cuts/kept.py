@@ -28,8 +28,7 @@ from flightedl.pserver.cuts.copying import Copying
 from flightedl.pserver.stores.array_span import ArraySpan
 from flightedl.pserver.stores.row_span import RowSpan
 from flightedl.rowstore.tables import RowCut, RowTables
-
-Array = npt.NDArray[np.generic]
+from flightedl.wire.rows import Array
 
 KEPT_S = 60.0
 #: Seconds after which a cut that is not complete is given up if the master no longer asks for its progress.
@@ -76,16 +75,14 @@ class KeptCut(Copier):
         found = [version for _, version in self.values.values()] + [each.cut.version for each in self.rows]
         return min(found, default=0), max(found, default=0)
 
-    def copy(self, span: ArraySpan, copy: CopyBlocks, lead: int | None = None) -> None:
-        del lead
+    def copy(self, span: ArraySpan, copy: CopyBlocks) -> None:
         for number in copy.numbers:
             self.values[number] = span.borrow(range(number, number + 1)), copy.version
         self._copied(copy.numbers)
 
-    def copy_rows(self, span: RowSpan, version: int, updates: int) -> None:
-        del updates
+    def copy_rows(self, span: RowSpan, copy: CopyBlocks) -> None:
         rows = span.rows
-        cut = rows.keep_cut(version, span.epoch, self.number)
+        cut = rows.keep_cut(copy.version, span.epoch, self.number)
         kept = KeptRows(span.lock, rows, span.numbers, span.buckets, cut, rows.arrived.copy(), tuple(rows.removed))
         with self._changed:
             self.rows.append(kept)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from collections.abc import Sequence
 
 from flightedl.domain.pserver.block_values import ReleasedBlocks
 from flightedl.errors import CorruptError, NotReadyError
+from flightedl.formats.row_batches import AnyArray
 from flightedl.formats.shard_files import StoredBlock
 from flightedl.pserver.moving.parcels import BlockState, Digest, Parcel, SketchState, SomeRows, SpanState
 from flightedl.pserver.shard import Shard
+from flightedl.pserver.stores.held import AnySpan
 from flightedl.rowstore.tables import RowChunk, RowTables
 from flightedl.rowstore.values import MovedBuckets
 
@@ -38,7 +40,7 @@ class Arrival:
         self._states: dict[int, ReleasedBlocks] = {}
         self._blocks: dict[int, StoredBlock] = {}
         #: Complete spans, not yet visible to clients; empty until all content has arrived.
-        self._ready: list[tuple[ReleasedBlocks, Any]] = []
+        self._ready: list[tuple[ReleasedBlocks, AnySpan]] = []
 
     def add(self, parcel: Parcel) -> None:
         """Add a part of the content. The caller holds ``lock``.
@@ -62,7 +64,7 @@ class Arrival:
             case _:
                 raise CorruptError(f"a part of a moving block does not belong to the blocks {self._numbers}")
 
-    def _add_state(self, state: SpanState, arrays: Any) -> None:
+    def _add_state(self, state: SpanState, arrays: Sequence[AnyArray]) -> None:
         self._states[state.first] = released = state.released(arrays[0].tobytes())
         if state.first < self._shard.first_bucket:
             return

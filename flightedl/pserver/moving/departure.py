@@ -45,6 +45,7 @@ class Departure:
         return [
             (span, range(max(span.numbers.start, self._numbers.start), min(span.numbers.stop, self._numbers.stop)))
             for span in self._shard.spans_in(self._numbers)
+            if isinstance(span, RowSpan)
         ]
 
     @property
@@ -67,7 +68,7 @@ class Departure:
         for rows, part, changed in self._copies:
             is_first = changed.records is None
             with self._shard.rows.lock:
-                if any(span.rows is not rows for span in self._shard.spans_in(part)):
+                if any(isinstance(span, RowSpan) and span.rows is not rows for span in self._shard.spans_in(part)):
                     raise UnavailableError("the tables were split or joined while they were copied")
                 span = self._shard.rows.span(part.start)
                 version = self._shard.version(part.start)

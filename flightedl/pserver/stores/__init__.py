@@ -3,7 +3,7 @@
 * ``held``: the two stores, with their block protocol and locks
 * ``soundness``: detection of interrupted changes, after which values and protocol state are inconsistent
 * ``changes``: wakes clients that wait for a version
-* ``interface``: values that a shard exchanges with a store
+* ``interface``: types of spans and stores, and the values that a shard exchanges with them
 * ``dense``: store for parameters; ``rows``: store for embedding tables
 * ``incoming_rows``: decoding and validation of the rows in messages
 * ``first_rows``: loading of a table's initial rows from a user's file

@@ -19,10 +19,10 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Protocol
+from typing import ClassVar, Protocol
 
+import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from flightedl.domain.consistency.rounds import BlockRounds
 from flightedl.domain.exactly_once.batches import Batch
@@ -35,19 +35,27 @@ from flightedl.kernels.half_precision import item_bytes
 from flightedl.messages.parameters import Outcome
 from flightedl.pserver.stores.arena import Arena
 from flightedl.rowstore.values import NO_ROWS, TableRows
-from flightedl.wire.rows import Checksums, OutgoingBlocks, RunningChecksum
-
-Array = npt.NDArray[np.generic]
+from flightedl.wire.rows import Array, Checksums, OutgoingBlocks, RunningChecksum
 
 
 class BlockCopies(Protocol):
     """Receives the blocks of spans for a cut."""
 
-    def copy(self, span: ArraySpan, copy: CopyBlocks, lead: int | None = None) -> None:
-        """Copy blocks of a span, as decided by the protocol. The caller holds the span's lock.
+    def copy(self, span: ArraySpan, copy: CopyBlocks) -> None:
+        """Copy blocks of a span, as decided by the protocol. The caller holds the span's lock."""
 
-        ``lead`` is the number of following blocks that are left for an approaching push; None for the default.
-        """
+
+class ReceivedArray(msgspec.Struct, frozen=True):
+    """The validated content of a message about parameters."""
+
+    #: Parameters are read as a whole.
+    wanted: ClassVar[TableRows] = NO_ROWS
+    #: None if the message has no gradient.
+    gradient: Array | None = None
+    #: True if the values that follow an update will be sent with a checksum.
+    has_checksum: bool = False
+    #: True to keep the values that are sent for other readers.
+    is_for_many: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +122,7 @@ class ArraySpan(SpanPlace):
         self.wire = wire if values.dtype == np.float32 else ""
         element_bytes = item_bytes(wire, values.dtype.name)
         #: Start of each block, and end of the last one, in bytes on the wire.
-        self.offsets = [bound * element_bytes for bound in self.bounds]
+        self.offsets: Sequence[int] = [bound * element_bytes for bound in self.bounds]
         self.values = values
         self.slots = slots
         self.update = update
@@ -142,12 +150,12 @@ class ArraySpan(SpanPlace):
             for at in (self.part(place.number),)
         ]
 
-    def part(self, number: int) -> slice:
+    def part(self, number: int) -> slice[int, int, int]:
         """Return the range that a block occupies in the arrays."""
         place = number - self.numbers.start
         return slice(self.bounds[place], self.bounds[place + 1])
 
-    def offsets_of(self, numbers: range) -> list[int]:
+    def offsets_of(self, numbers: range) -> Sequence[int]:
         """Return the start of each of these adjacent blocks and the end of the last one, in bytes from the first."""
         if numbers == self.numbers:
             return self.offsets
@@ -165,11 +173,8 @@ class ArraySpan(SpanPlace):
         self._lent.append(weakref.ref(view))
         return view
 
-    def piece(
-        self, numbers: range, version: int, outcome: Outcome, wanted: TableRows = NO_ROWS, *, is_for_many: bool = False
-    ) -> OutgoingBlocks:
-        """Return the values of some of the blocks, or rows. With ``is_for_many``, keep them for other readers."""
-        del wanted
+    def piece(self, numbers: range, version: int, outcome: Outcome, received: ReceivedArray) -> OutgoingBlocks:
+        """Return the values of some of the blocks."""
         if numbers != self.numbers:
             return OutgoingBlocks(numbers, version, outcome, self._outgoing(numbers), self.offsets_of(numbers))
         values = self._sent
@@ -181,7 +186,7 @@ class ArraySpan(SpanPlace):
                 values = self.values[:]
                 values.flags.writeable = False
                 self._lent.append(weakref.ref(values))
-        if is_for_many:
+        if received.is_for_many:
             self._sent = values
         return OutgoingBlocks(numbers, version, outcome, values, self.offsets, self._checksums)
 
@@ -211,7 +216,7 @@ class ArraySpan(SpanPlace):
         self._lent = []
         return self.values
 
-    def parts(self, into: Sequence[range], _version: int = 0) -> list[ArraySpan]:
+    def parts(self, into: Sequence[range]) -> list[ArraySpan]:
         """Return a span for each range of blocks, with the corresponding part of the arrays."""
         parts = []
         for numbers in into:
@@ -250,28 +255,19 @@ class ArraySpan(SpanPlace):
         add = self.kernels.accumulate_first if is_first else self.kernels.accumulate
         add(self.have_accumulator(), gradient, weight)
 
-    def get_ready(self, needs: Needs, gradient: Array | None) -> Array | None:
-        """Allocate all memory that a push may need. Return ``gradient``, or a copy if it must outlive the message.
-
-        Raises:
-            MemoryError: There is not enough memory; nothing was changed.
-        """
+    def get_ready(self, needs: Needs, received: ReceivedArray) -> ReceivedArray:
         _, has_update, has_sum, is_kept = needs
         if has_update:
             self.detach_for_write()
         if has_sum:
             self.have_accumulator()
         is_kept = is_kept or (has_sum and bool(self.assign))
-        return self._arena.copy(gradient) if is_kept and gradient is not None else gradient
+        if not is_kept or received.gradient is None:
+            return received
+        return ReceivedArray(self._arena.copy(received.gradient), received.has_checksum, received.is_for_many)
 
-    def carry_out(self, effect: AddGradient | Update, gradient: Array | None, *, has_checksum: bool = False) -> None:
-        """Change the values as decided by the protocol.
-
-        Args:
-            effect: The protocol's decision.
-            gradient: Validated contents of the push; None if the effect has no push.
-            has_checksum: True if the new values will be sent with a checksum.
-        """
+    def carry_out(self, effect: AddGradient | Update, received: ReceivedArray) -> None:
+        gradient = received.gradient
         if isinstance(effect, AddGradient):
             assert gradient is not None, "there is no gradient to add"
             if effect.is_ordered or self.assign:
@@ -288,7 +284,7 @@ class ArraySpan(SpanPlace):
         values, counts = self.values, (effect.from_version, effect.number)
         if self.assign:
             np.copyto(values, gradient)
-        elif has_checksum and not self.wire:
+        elif received.has_checksum and not self.wire:
             checksum = RunningChecksum()
             self.update(values, gradient, self.slots, *counts, effect.scale, effect.rate_factor, checksum.update)
             self._checksums.whole = checksum.intdigest()
@@ -304,12 +300,8 @@ class ArraySpan(SpanPlace):
             self.accumulate(gradient, weight / total, is_first=number == 0)
         self.contributions.clear()
 
-    def within(self, _numbers: range, wanted: TableRows) -> TableRows:
-        return wanted
-
-    def cut(self, copies: BlockCopies, copy: CopyBlocks, lead: int | None = None) -> None:
-        """Copy blocks for a cut before they change. Raises MemoryError if some could not be copied."""
-        copies.copy(self, copy, lead)
+    def cut(self, copies: BlockCopies, copy: CopyBlocks) -> None:
+        copies.copy(self, copy)
 
 
 def _batch_of(contribution: tuple[Batch, float, Array]) -> Batch:

@@ -6,7 +6,6 @@ import secrets
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from flightedl.domain.model.optimizers import Optimizer
 from flightedl.domain.model.sharding import ShardPlan, runs_of
@@ -19,9 +18,7 @@ from flightedl.pserver.stores.arena import ALIGNMENT_BYTES, Arena
 from flightedl.pserver.stores.array_span import ArraySpan
 from flightedl.pserver.stores.building import SpanMaker
 from flightedl.pserver.stores.interface import distinct
-from flightedl.wire.rows import Row
-
-Array = npt.NDArray[np.generic]
+from flightedl.wire.rows import Array, Dtype, Row
 
 
 class DenseStore:
@@ -71,7 +68,7 @@ class DenseStore:
     def name_of(self, number: int) -> str:
         return repr(self._plan.parameters[self._plan.block(number).parameter].name)
 
-    def copied_arrays(self) -> list[tuple[int, int, int, np.dtype[np.generic]]]:
+    def copied_arrays(self) -> list[tuple[int, int, int, Dtype]]:
         """Return (block, index of the array, element count, dtype) for every array in a copy of all blocks."""
         return [
             (place.number, number, place.size, array.dtype)
@@ -171,12 +168,13 @@ class DenseStore:
 
     # moving blocks
 
-    def drop(self, numbers: range, version: int) -> None:
+    def drop(self, released: ReleasedBlocks) -> None:
         """Remove adjacent blocks of one span. The caller holds the locks of all spans."""
-        span, others = self.spans[numbers.start], {}
+        numbers, others = released.numbers, {}
+        span = self.spans[numbers.start]
         if span.numbers != numbers:
             span.is_split = True
-            for part in span.parts(around(span.numbers, numbers), version):
+            for part in span.parts(around(span.numbers, numbers)):
                 if part.numbers == numbers:
                     span = part
                 else:

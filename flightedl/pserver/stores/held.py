@@ -9,17 +9,22 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import TypeVar
 
 from flightedl.domain.consistency.modes import Mode
-from flightedl.domain.pserver.block_values import Extent
+from flightedl.domain.pserver.block_values import Extent, Split
 from flightedl.domain.pserver.blocks import BlockProtocol
+from flightedl.pserver.stores.array_span import ArraySpan
 from flightedl.pserver.stores.dense import DenseStore
-from flightedl.pserver.stores.interface import distinct
+from flightedl.pserver.stores.interface import Store, distinct, replace_span
+from flightedl.pserver.stores.row_span import RowSpan
 from flightedl.pserver.stores.rows import RowStore
 from flightedl.pserver.stores.soundness import Soundness
 from flightedl.recording.recorded import recorded
 from flightedl.recording.writer import Recorder
+
+AnySpan = ArraySpan | RowSpan
+S = TypeVar("S", ArraySpan, RowSpan, AnySpan)
 
 
 class Held:
@@ -60,22 +65,25 @@ class Held:
         about = {"pserver": pserver[0], "generation": pserver[1]}
         self.protocol = recorded(recorder, about, BlockProtocol, extents, mode)
 
-    def store(self, number: int) -> DenseStore | RowStore:
+    def store(self, number: int) -> Store[AnySpan]:
         return self.rows if number >= self.first_bucket else self.dense
 
-    def spans(self) -> list[Any]:
+    def spans(self) -> list[AnySpan]:
         """Return all spans in ascending order."""
         return [*distinct(self.dense.spans), *distinct(self.rows.spans)]
 
-    def span(self, number: int) -> Any:
-        """Return the span of a block, which may be split concurrently. Raises the errors of ``DenseStore.span``."""
-        return self.store(number).span(number)
+    def split(self, split: Split, version: int) -> None:
+        """Split a span, which has this version, in the same way as the protocol. The caller holds its lock."""
+        if len(split.into) > 1 and split.span < self.first_bucket:
+            replace_span(self.dense.spans, self.dense.spans[split.span].parts(split.into))
+        elif len(split.into) > 1:
+            replace_span(self.rows.spans, self.rows.spans[split.span].parts(split.into, version))
 
     @contextlib.contextmanager
-    def locked(self, number: int) -> Iterator[Any]:
+    def locked(self, store: Store[S], number: int) -> Iterator[S]:
         """Hold the lock of a block's span and yield the span. Raises MessageError if the block is not here."""
         while True:
-            span = self.span(number)
+            span = store.span(number)
             with span.lock:
                 self.soundness.require()
                 # The span may have been split or released while this thread waited for the lock.

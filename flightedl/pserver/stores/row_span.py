@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
+import msgspec
 import numpy as np
 
 from flightedl.domain.exactly_once.batches import Batch
@@ -34,11 +35,11 @@ _NAMED_UNKNOWN = 3
 class RowCopies(Protocol):
     """Receives the rows of spans for a cut."""
 
-    def copy_rows(self, span: RowSpan, version: int, updates: int) -> None:
+    def copy_rows(self, span: RowSpan, copy: CopyBlocks) -> None:
         """Begin the cut of a span's rows, which are copied in the background. The caller holds the span's lock."""
 
 
-class ReceivedRows(NamedTuple):
+class ReceivedRows(msgspec.Struct, frozen=True):
     """The validated content of a message about rows."""
 
     #: Gradients for each table to which the batch pushed, including tables that have no ids in this span.
@@ -65,13 +66,7 @@ class RowSpan(SpanPlace):
 
     __slots__ = ("_first", "_kept", "_weights", "epoch", "lock", "rows")
 
-    def __init__(
-        self,
-        numbers: range,
-        first_bucket: int,
-        rows: RowTables,
-        lock: threading.Lock,
-    ) -> None:
+    def __init__(self, numbers: range, first_bucket: int, rows: RowTables, lock: threading.Lock) -> None:
         super().__init__(numbers)
         self.rows = rows
         self.lock = lock
@@ -116,22 +111,15 @@ class RowSpan(SpanPlace):
                 part.carry_out(effect, received.within(part.buckets, specs))
         return parts
 
-    def within(self, numbers: range, wanted: TableRows) -> TableRows:
-        return wanted.within(self.buckets_of(numbers), self.rows.specs)
-
     # pushes
 
     def get_ready(self, needs: Needs, received: ReceivedRows) -> ReceivedRows:
         if needs.has_sum and len(received.gradients):
-            return received._replace(gradients=received.gradients.copy())
+            return ReceivedRows(received.gradients.copy(), received.wanted)
         return received
 
-    def carry_out(
-        self, effect: AddGradient | Update, received: ReceivedRows | None, *, has_checksum: bool = False
-    ) -> None:
-        del has_checksum
+    def carry_out(self, effect: AddGradient | Update, received: ReceivedRows) -> None:
         if isinstance(effect, AddGradient):
-            assert received is not None, "a contribution has no gradient"
             self._add(effect, received)
             return
         epochs = [batch.epoch for batch, _ in effect.batches]
@@ -139,7 +127,6 @@ class RowSpan(SpanPlace):
         if effect.is_of_round:
             self._update_of_round(effect, max(epochs))
             return
-        assert received is not None, "an update has no gradient"
         self.rows.update(
             received.gradients,
             version=effect.to_version,
@@ -175,11 +162,9 @@ class RowSpan(SpanPlace):
 
     # answers
 
-    def piece(
-        self, numbers: range, version: int, outcome: Outcome, wanted: TableRows = NO_ROWS, *, is_for_many: bool = False
-    ) -> OutgoingBlocks:
+    def piece(self, numbers: range, version: int, outcome: Outcome, received: ReceivedRows) -> OutgoingBlocks:
         """Return the version and the current values of the requested rows."""
-        del is_for_many
+        wanted = received.wanted
         if not len(wanted):
             return OutgoingBlocks(numbers, version, outcome, NOTHING, ())
         payload, values = rows_payload(wanted.tables.tolist(), wanted.dims.tolist(), wanted.counts.tolist())
@@ -222,9 +207,8 @@ class RowSpan(SpanPlace):
 
     # checkpoints
 
-    def cut(self, copies: RowCopies, copy: CopyBlocks, lead: int | None = None) -> None:
-        del lead
-        copies.copy_rows(self, copy.version, copy.updates)
+    def cut(self, copies: RowCopies, copy: CopyBlocks) -> None:
+        copies.copy_rows(self, copy)
 
     def begin_cut(self, version: int, *, file: str = "", after: str = "", is_base: bool = True) -> RowCut:
         """Cut the current rows, which have this ``version``; see ``RowTables.begin_cut``."""

@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from flightedl.domain.model.sharding import ShardPlan
-from flightedl.domain.pserver.block_values import Joined
+from flightedl.domain.pserver.block_values import Joined, ReleasedBlocks
 from flightedl.domain.pserver.blocks import around
 from flightedl.domain.tables.placement import BUCKETS
 from flightedl.domain.tables.restoring import FileBuckets, RestoredSpans
@@ -76,10 +76,6 @@ class RowStore:
     def size_bytes(self) -> int:
         return sum(span.rows.size_bytes for span in distinct(self.spans))
 
-    def name_of(self, number: int) -> str:
-        del number
-        return "rows"
-
     def counts(self) -> list[TableCounts]:
         found = [TableCounts(name=table.name) for table in self.tables]
         for span in distinct(self.spans):
@@ -139,19 +135,20 @@ class RowStore:
 
     # moving buckets, and joining spans
 
-    def drop(self, numbers: range, version: int) -> None:
+    def drop(self, released: ReleasedBlocks) -> None:
         """Remove adjacent buckets of one span, which have moved to another pserver.
 
         If the buckets are at either end of the span, their rows remain in memory until ``discard_some`` has removed
-        them. The caller holds the locks of all spans. ``version`` is the span's version.
+        them. The caller holds the locks of all spans.
         """
+        numbers = released.numbers
         span = self.spans[numbers.start]
         ranges = around(span.numbers, numbers)
         ranges.remove(numbers)
         sent = span.rows.sent.pop(self._buckets(numbers).start, np.zeros((), np.int64))
         if len(ranges) == 2:
             middle = ranges[0], numbers, ranges[1]
-            before, dropped, after = span.parts(middle, version)
+            before, dropped, after = span.parts(middle, released.version)
             span.is_split, kept = True, [before, after]
             before.rows.moved += dropped.rows.counters - sent
             dropped.release()
