@@ -5,6 +5,7 @@
 * ``flight_coordinator``: a coordinator in the memory of one process, used by other processes over Arrow Flight
 * ``keeper``: a key that this process holds by a lease
 * ``directory``: a copy of the job's keys that follows changes in etcd
+* ``presence``: streams by which the master notices at once that this process has died
 * ``lives``: revisions that keep increasing even if etcd is rolled back
 * ``process``: the common part of master and pserver processes
 * ``checkpoint_places``: storage for a job's checkpoints and for exported models

@@ -130,7 +130,7 @@ class ForkServer:
             forked = self._preloaded.start_into(output, kind, module, arguments, environment, directory)
             if forked is not None:
                 return forked
-        if not self._is_ready and self._socket is not None and select.select([self._socket], [], [], 0)[0]:
+        if not self._is_ready and self._socket is not None and _is_readable(self._socket):
             self._is_ready = self._socket.recv(1) == b"+"
         if _read_at_load(environment, self._prefixes) != self._read_at_load or not self._is_ready:
             return None
@@ -184,6 +184,13 @@ def fork_server(trainers: int) -> ForkServer:
     others = ("pserver",)
     environment = child_environment(**thread_environment(trainers or 1, cores))
     return ForkServer(environment, kinds, others) if cores > 1 else ForkServer(environment, (*kinds, *others))
+
+
+def _is_readable(connection: socket.socket) -> bool:
+    """True if a read would not wait. ``select`` refuses descriptors beyond 1023, which a user's process may have."""
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _read_at_load(environment: Mapping[str, str], prefixes: tuple[str, ...]) -> dict[str, str]:

@@ -15,6 +15,7 @@
 * ``moves``: transactions that move blocks
 * ``checkpointing``: checkpoint files; ``resuming``: starting a job from a checkpoint; ``exporting``: writing the model
   to a file
+* ``presence``: removes processes whose connections have closed
 * ``reading``: where clients can read parameters and tables
 * ``progress``: sums over trainers' reports; ``journal``: recent events
 * ``status``: the job's status; ``history``: curves over time

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from flightedl.client.following.copy import FollowedModel
@@ -100,7 +100,12 @@ HEADERS = st.builds(
 )
 
 
+#: A change of an empty range of buckets.
+EMPTY = Change(kind="clear", name="w", block=0, start=0, stop=0, version=0, epoch=0, **dict.fromkeys(ITEMS, b""))
+
+
 @settings(deadline=None, max_examples=150)
+@example([(ChangesHeader(position=position(6), since=0, blocks=[], buckets=[], wire="float16"), [EMPTY])])
 @given(messages=st.lists(st.tuples(HEADERS, st.lists(CHANGES, max_size=4)), max_size=4))
 def test_a_hostile_message_is_applied_completely_or_not_at_all(
     messages: list[tuple[ChangesHeader, list[Change]]],

@@ -58,18 +58,18 @@ class Recorded:
             **({"list": ("list", "info")} if routes.flights else {}),
         }
         self.roles = routes.roles
+        exchanges = {verb: ExchangeRoute(route.schema, self._stream) for verb, route in routes.exchanges.items()}
+        exchanges |= {verb: ExchangeRoute(pa.schema([]), self._stream) for verb in routes.request_streams}
         quiet = dataclasses.replace(
             routes,
             actions=dict.fromkeys(routes.actions, self._act),
             gets=dict.fromkeys(routes.gets, self._act),
             puts=dict.fromkeys(routes.puts, PutRoute(pa.schema([]), self._stream)),
-            exchanges={verb: ExchangeRoute(route.schema, self._stream) for verb, route in routes.exchanges.items()},
+            exchanges=exchanges,
             request_streams={},
             info=None if routes.info is None else self._act,
             flights=None if routes.flights is None else self._act,
         )
-        streams = {verb: ExchangeRoute(pa.schema([]), self._stream) for verb in routes.request_streams}
-        quiet = dataclasses.replace(quiet, exchanges={**quiet.exchanges, **streams})
         identity = ServerIdentity(JOB, role, 0, 7)
         self.server = FlightServer(quiet, identity, clock=SystemClock(), credentials=credentials)
         self.server.start_serving(identity)
@@ -209,4 +209,4 @@ def test_each_role_has_exactly_its_verbs(servers: dict[str, Recorded]) -> None:
     assert {"push", "init", "step", "pull", "tasks", "join"} <= open_to(Role.TRAINER)
     ordered = {"view", "snapshot", "cut", "applied", "reload", "seal", "copy"}
     assert not open_to(Role.TRAINER) & (ordered | {"set_mode", "checkpoint"})
-    assert open_to(Role.SERVER) == ordered | {"status", "info", "read", "move", "moved", "scale"}
+    assert open_to(Role.SERVER) == ordered | {"status", "info", "read", "move", "moved", "scale", "presence"}

@@ -122,7 +122,7 @@ class FollowedTables:
         for change in changes:
             buckets = range(change.start, change.stop)
             if change.kind == "clear":
-                if store is None:
+                if store is None and buckets:
                     present.release(buckets, 0, 0)
                 mine = np.zeros(BUCKETS, np.bool_)
                 mine[buckets.start : buckets.stop] = True

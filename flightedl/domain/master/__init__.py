@@ -2,7 +2,7 @@
 
 * ``core``: the state machine, which delegates to the other modules
 * ``events``: input of the core; ``effects``: output of the core
-* ``leases``: the trainers that hold a live lease
+* ``leases``: the trainers that hold a live lease; ``presence``: which processes have died before their leases end
 * ``declaring``: the declared dataset and model; ``differences``: how two declarations differ
 * ``training``: assigns training tasks; ``work``: the queue of one dataset, as trainers see it
 * ``deterministic_schedule``: delays that make runs bit-identical; ``epoch_ends``: members at the end of an epoch
