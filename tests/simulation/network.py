@@ -95,6 +95,8 @@ class Network:
         self.servers: dict[tuple[str, int], Any] = {}
         #: Calls in progress, in the order of their beginning.
         self.calls: dict[Connected, None] = {}
+        #: Calls that their clients have given up, which their servers have not learned of.
+        self.given_up: dict[Connected, None] = {}
         self.message_count = 0
         #: Number of connections that faults have broken.
         self.broken_count = 0
@@ -135,8 +137,9 @@ class Network:
     def sever(self, matches: Callable[[Connected], bool]) -> int:
         """Break the connections of calls. Return the number of calls."""
         found = [call for call in self.calls if matches(call)]
-        for call in found:
+        for call in (*found, *(call for call in self.given_up if matches(call))):
             call.snap("connection reset")
+            self.given_up.pop(call, None)
         return len(found)
 
     def ended(self, process: Process, *, is_silent: bool = False) -> None:
@@ -285,7 +288,9 @@ class Connected:
             return
         self._is_cancelled = True
         error = flight.FlightCancelledError("cancelled")
-        if not self.up.is_lost:
+        if self.up.is_lost:
+            self.network.given_up[self] = None
+        else:
             self.network.scheduler.after(self.way_up.delay_s(), lambda: self.up.fail(error))
         self.down.fail(flight.FlightCancelledError("cancelled"))
         self.over()
