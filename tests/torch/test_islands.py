@@ -78,5 +78,5 @@ def test_an_island_that_dies_leaves_its_batches_to_the_others(tmp_path: Path, mo
         assert islands[1].end() != 0
         assert islands[0].end() == 0, islands[0].said
         found = status.read(10)
-        assert (found.epoch, found.failed) == (40, [])
+        assert (found.epoch, found.failed) == (20, [])
         assert found.tasks.done == found.tasks.total
