@@ -6,6 +6,7 @@ import contextlib
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -13,6 +14,7 @@ import pytest
 
 import flightedl as fe
 from flightedl.config import child_environment
+from flightedl.messages.status import StatusReply
 
 from ..docs.pages import ROOT, examples
 from .page import prepare
@@ -24,8 +26,12 @@ class Island:
     def __init__(self, address: str, output: Path) -> None:
         self._output = output
         (script,) = examples(ROOT / "docs" / "local-sgd.md", "island")
+        # No island takes batches before all have connected, and none is done before another one is killed.
+        gate = "        while not Path('go').exists():\n            time.sleep(0.05)\n"
+        text = script.text.replace("        for x, label in", f"{gate}        for x, label in")
+        text = text.replace("    inner.zero_grad()\n", "    time.sleep(0.02)\n    inner.zero_grad()\n")
         path = output.with_suffix(".py")
-        path.write_text(script.text)
+        path.write_text(f"import time\nfrom pathlib import Path\n{text}")
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(path)]
         settings = {"FLIGHTEDL_ETCD": address, "FLIGHTEDL_JOB": "islands", "OMP_NUM_THREADS": "1"}
         with output.open("w") as file:
@@ -71,9 +77,15 @@ def test_an_island_that_dies_leaves_its_batches_to_the_others(tmp_path: Path, mo
         islands = [Island(cluster.etcd_address, tmp_path / f"island-{number}") for number in range(2)]
         for each in islands:
             stack.callback(each.kill)
-        while len(status.read(10).trainers) < 2 or status.read(10).batches < 4:
-            assert islands[0].is_running, islands[0].said
-            time.sleep(0.05)
+
+        def wait_until(is_so: Callable[[StatusReply], bool]) -> None:
+            while not is_so(status.read(10)):
+                assert islands[0].is_running, islands[0].said
+                time.sleep(0.05)
+
+        wait_until(lambda found: len(found.trainers) == 2)
+        Path("go").touch()
+        wait_until(lambda found: found.batches >= 4)
         islands[1].kill_one()
         assert islands[1].end() != 0
         assert islands[0].end() == 0, islands[0].said
