@@ -77,7 +77,7 @@ class Trainer:
 
 
 def main(kills: str = "20") -> None:
-    """Measure, and print the waits."""
+    """Measure the waits, and print them."""
     chance, found = np.random.default_rng(0), dict[str, list[float]]()
     with tempfile.TemporaryDirectory(prefix="flightedl-bench-") as name, fe.local(pservers=1, job="deaths") as cluster:
         folder = Path(name)

@@ -75,7 +75,7 @@ class Topics(AbstractFileSystem):  # type: ignore[misc]
         return {"brokers": path.removeprefix("kafka://").partition("/")[0]}
 
     def info(self, path: str, **options: Any) -> dict[str, Any]:  # noqa: ARG002 - as fsspec calls it
-        """Return ranges of offsets as a file. Sends no request."""
+        """Describe ranges of offsets as a file, without asking the broker."""
         _, ranges = topic_and_ranges(f"kafka://{path}")
         if not ranges:
             raise FileNotFoundError(path)

@@ -254,7 +254,12 @@ fsspec.register_implementation(_RangesOfIndices.protocol, _RangesOfIndices, clob
 
 
 class FsspecFiles:
-    """Implementation of ``ports.Files``. ``moved``: folder -> its new place. See ``topics.warning_of`` for the rest."""
+    """Implementation of ``ports.Files``.
+
+    Args:
+        moved: Folder -> its new place.
+        least_retention_s: Seconds for which Kafka topics should keep their messages.
+    """
 
     def __init__(self, moved: Mapping[str, str] | None = None, least_retention_s: float = 0.0) -> None:
         self._least_retention_s = least_retention_s

@@ -70,7 +70,7 @@ class Registration:
 
     @property
     def latest(self) -> HeldKey:
-        """The same as ``held``, or the one before while this trainer is registering again. Does not wait."""
+        """The latest key. Unlike ``held``, this does not wait while the trainer registers again."""
         return self._held
 
     @property

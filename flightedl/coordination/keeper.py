@@ -243,7 +243,7 @@ class HeldKey:
         self._lose(f"the lease of {self.key} has ended")
 
     def seen(self, entry: Entry | None, revision: int) -> None:
-        """Mark the key as lost if another process has deleted it. ``entry``: the key's, as of a revision of etcd."""
+        """Mark the key as lost if it was deleted. ``entry`` is the entry at this revision of etcd; None if absent."""
         if revision >= self.generation and (entry is None or entry.create_revision != self.generation):
             self._lose(f"{self.key} was deleted by another process")
 

@@ -18,10 +18,9 @@ from flightedl.rpc.connector import Connector
 from flightedl.rpc.identity import ServerIdentity, sealed
 from flightedl.rpc.routes import NO_COLUMNS
 
-VERB = "presence"
 #: Number of streams.
 STREAMS = 2
-_DESCRIPTOR = msgspec.json.encode({"verb": VERB})
+_DESCRIPTOR = msgspec.json.encode({"verb": "presence"})
 #: Lifetime of the first stream, and how much longer each other one lives, so that they do not end together. The server
 #: authorizes the caller when a stream is opened, and some networks drop connections that are idle for minutes.
 _LIFETIME_S, _LONGER_S = 60.0, 37.0

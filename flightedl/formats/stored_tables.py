@@ -109,10 +109,18 @@ def _of_these(
 def with_rows(
     storage: Storage, manifest: Manifest, table: int, spec: TableSpec, rows: Sequence[FileRows], number: int, now: float
 ) -> Manifest:
-    """Import rows: write the files of checkpoint ``number``, and return its manifest, which makes them count.
+    """Write files that add rows to a checkpoint. Return the new checkpoint's manifest, which the caller publishes.
 
-    ``now`` is the number of seconds since 1970, which also makes the files' names unique. Raises the same errors as
-    ``read_blocks`` and ``write_shard``.
+    Args:
+        storage: Storage of the job's checkpoints.
+        manifest: The checkpoint to which the rows are added.
+        table: Number of the table.
+        spec: Its declaration.
+        rows: Rows with distinct ids.
+        number: Number of the new checkpoint.
+        now: Seconds since 1970, which also make the files' names unique.
+
+    Raises the same errors as ``read_blocks`` and ``write_shard``.
     """
     shards = []
     contents = [read_blocks(storage, shard.name, shard.size_bytes, ()) for shard in manifest.shards]

@@ -95,17 +95,19 @@ class PresenceWatch:
         while True:
             with self._changed:
                 now = self._clock.now()
-                dead, next_at = self._presences.presumed_dead(now), self._presences.next_at()
+                dead, next_at = self._presences.presumed_dead(now, self._is_present), self._presences.next_at()
                 if self._is_closed:
                     return
                 if not dead:
-                    self._changed.wait(None if math.isinf(next_at) else max(next_at - now, _RETRY_S / 10))
+                    # If most processes have no streams, look again until they have, or until their leases have ended.
+                    left_s = next_at - now if next_at > now else _RETRY_S
+                    self._changed.wait(None if math.isinf(next_at) else left_s)
                     continue
             for process in dead:
                 self._remove(process)
 
     def _remove(self, process: Process) -> None:
-        """End a registration, unless the process lives or has ended it."""
+        """Delete the key of a process that is presumed dead, unless the key is gone or its port accepts connections."""
         index, trainer = self._keys.pserver_index(process.key), self._keys.trainer_id(process.key)
         record = None if index is None else self._directory.pservers().get(index)
         if self._is_present(process) and (record is None or machine.refuses(record.address, _REFUSAL_S)):

@@ -1,4 +1,4 @@
-"""Rows of other programs in the checkpoint of a stopped job, while processes of the job and the import are killed."""
+"""Imports into the checkpoint of a stopped job are exact, also if the import or the resumed job is killed."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from tests.support.memory import MemoryFiles
 
 
 class MemoryTopics(MemoryFiles):
-    """One topic, ``kafka://twin:9092/clicks``."""
+    """In-memory twin of a cluster with the topic ``kafka://twin:9092/clicks``."""
 
     URL = "kafka://twin:9092/clicks"
 

@@ -7,7 +7,7 @@ each row and waiting id that it touches.
 The version and epoch stored in a row, the declared rules (``Evict``) and ``oldest`` determine whether the row exists.
 Rows that no longer exist are treated as if they had never existed. An update sees the same rows as its trainer.
 
-Versions never decrease. ``epoch`` is the epoch by which rows expire; the epoch of an update may be higher or lower.
+Versions never decrease. Rows expire by ``epoch``, or by ``clock`` where an update has an epoch of its own.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 A process that dies closes its connections. Each process keeps several streams open, each on a connection of its own.
 Rules:
 
-* A process is judged only while all its streams have been open since it was last judged. Then it is presumed dead once
-  all of them have broken, and none has been opened again for ``GRACE_S``. One broken connection proves nothing.
-* A stream that ends for another reason, such as its deadline, ends the judgment until all streams are open again.
+* A process is judged only after all its streams have been open at the same time. It is presumed dead once all of them
+  have broken, and none has been opened again for ``GRACE_S``. One broken connection proves nothing.
+* If a stream ends for another reason, such as its deadline, the process is not judged until all are open again.
 * If most of the processes seem to have died together, the master's own connection is to blame, and no process is
   presumed dead.
 
@@ -16,6 +16,7 @@ notices that its key is gone, and starts again. Whatever is missed here is notic
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -35,7 +36,8 @@ class _Streams:
     wanted: int
     open: set[int] = field(default_factory=set)
     is_judged: bool = False
-    broken_at: float = -math.inf
+    #: Time at which the process is presumed dead if no stream is open by then.
+    dead_at: float = math.inf
 
     @property
     def has_broken(self) -> bool:
@@ -65,7 +67,7 @@ class Presences:
             return
         known.open.discard(stream)
         known.is_judged &= is_broken
-        known.broken_at = now
+        known.dead_at = now + GRACE_S
         if not known.open and not known.is_judged:
             self.forget(process)
 
@@ -73,12 +75,16 @@ class Presences:
         """Forget a process that has ended."""
         self._known.pop(process, None)
 
-    def presumed_dead(self, now: float) -> list[Process]:
+    def presumed_dead(self, now: float, is_present: Callable[[Process], bool]) -> list[Process]:
+        """Return the processes that hold their keys but are presumed dead, and forget those whose keys are gone."""
+        for process in [process for process, known in self._known.items() if known.has_broken]:
+            if not is_present(process):
+                self.forget(process)
         broken = [process for process, known in self._known.items() if known.has_broken]
         if 2 * len(broken) > max(len(self._known), 2):
             return []
-        return [process for process in broken if now - self._known[process].broken_at >= GRACE_S]
+        return [process for process in broken if now >= self._known[process].dead_at]
 
     def next_at(self) -> float:
         """Return the earliest time at which another process may be presumed dead; infinite if there is none."""
-        return min((each.broken_at + GRACE_S for each in self._known.values() if each.has_broken), default=math.inf)
+        return min((each.dead_at for each in self._known.values() if each.has_broken), default=math.inf)

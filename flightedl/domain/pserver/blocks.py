@@ -147,7 +147,7 @@ class BlockProtocol:
         #: Block number -> election (its create_revision) that gave the block its first values.
         self._elections: dict[int, int] = {}
         self._is_restored = False
-        #: The master has no more tasks of earlier epochs: each is done or was set aside.
+        #: First epoch of which the master may have tasks. Those of earlier epochs are done or were set aside.
         self._open_epoch = 0
         #: Cuts in progress, by number.
         self._cuts: dict[int, SnapshotCut] = {}
